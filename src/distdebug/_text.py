@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 
 
 # Colors and cursor movements (CSI), titles and links (OSC), short sequences.
@@ -21,8 +20,6 @@ _OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
 _ESCAPES = rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
 # Unicode counts these as letters, yet they are invisible.
 _FILLERS = dict.fromkeys((0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0), " ")
-_MORE_THAN_HEADER = 2  # columns with short titles are easier to tell apart
-_NO_WIDTH = {"Cf", "Me", "Mn"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # The last two ranges change the direction of writing, which can disguise a line.
 _CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -86,54 +83,12 @@ def text_table(
     """
     Format rows as a table; each cell is cleaned.
     """
-    if not headers:
-        return ""
+    from tabulate import tabulate
 
     cells = [[clean(str(cell)) for cell in row] for row in rows]
-    header, *others = aligned_rows(headers, cells)
-    rule = ["-" * text_width(cell) for cell in header]
-    lines = ("  ".join(row).rstrip() for row in (header, rule, *others))
-    return "\n".join(lines)
-
-
-def aligned_rows(
-    headers: Sequence[str], rows: Iterable[Sequence[str]]
-) -> list[tuple[str, ...]]:
-    """
-    Pad cells with blanks to the width of their column.
-
-    Returns:
-        The headers, and the rows.
-    """
-    columns = []
-    for column in zip_longest(headers, *rows, fillvalue=""):
-        widths = [*map(text_width, column)]
-        width = max(widths[0] + _MORE_THAN_HEADER, *widths)
-        columns.append(
-            [
-                cell + " " * (width - own)
-                for cell, own in zip(column, widths, strict=True)
-            ]
-        )
-    return list(zip(*columns, strict=True))
-
-
-def text_width(text: str) -> int:
-    """
-    Return how many columns of a terminal a line takes.
-    """
-    if text.isascii():
-        return len(text)
-
-    from unicodedata import category, east_asian_width
-
-    # What marks the letter before it takes none; letters of East Asia take two.
-    return sum(
-        0
-        if category(char) in _NO_WIDTH
-        else 1 + (east_asian_width(char) in "WF")
-        for char in text
-    )
+    # Numbers stay as they are: 0012 is a name here, and 1e5 may be a hash.
+    table: str = tabulate(cells, headers=headers, disable_numparse=True)
+    return table
 
 
 def time_text(seconds: float) -> str:

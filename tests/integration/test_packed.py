@@ -25,7 +25,7 @@ SOURCE = REPOSITORY / "src" / "distdebug"
 # What pip may install beside us.
 NEEDED = {
     *("attrs", "cloudpickle", "jinja2", "markupsafe", "numpy"),
-    *("nvidia-ml-py", "psutil", "py-spy", "rich", "shtab"),
+    *("nvidia-ml-py", "psutil", "py-spy", "rich", "shtab", "tabulate"),
     *("markdown-it-py", "mdurl", "pygments"),  # which rich needs
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import singledispatch
 
 from .._lazy import late_pattern
-from .._text import aligned_rows, clean, text_width
+from .._text import clean
 from .blocks import Block, Entries, Entry, Lines, Table, blocks_text
 
 
@@ -55,18 +55,16 @@ def _(block: Entries) -> str:
 
 @_markdown.register
 def _(block: Table) -> str:
-    if not block.headers:
-        return ""
+    from tabulate import tabulate
 
-    rows = [
-        [_escape(str(cell)) for cell in row] for row in block.rows[:_MOST_ROWS]
-    ]
-    header, *others = aligned_rows(block.headers, rows)
-    rule = ["-" * text_width(cell) for cell in header]
-    lines = [f"| {' | '.join(row)} |" for row in (header, *others)]
-    lines.insert(1, f"|-{'-|-'.join(rule)}-|")
-    table = "\n".join(lines)
-    rest = len(block.rows) - _MOST_ROWS
+    rows = [[_escape(str(cell)) for cell in row] for row in block.rows]
+    table = tabulate(
+        rows[:_MOST_ROWS],
+        headers=list(block.headers),
+        tablefmt="github",
+        disable_numparse=True,
+    )
+    rest = len(rows) - _MOST_ROWS
     return (
         f"{table}\n\n… and {rest:,} more {block.more}" if rest > 0 else table
     )

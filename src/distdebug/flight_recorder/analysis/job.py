@@ -28,7 +28,6 @@ from ..reading.columns import (
     GroupStatus,
     RankDump,
     Shape,
-    distinct,
 )
 from .endings import failed_in_recorded_call
 from .membership import (
@@ -516,7 +515,7 @@ def _measure_progress(job: Job) -> list[GroupState]:
             positions=positions[i],
             unknown=tuple(r for r in without if r in job.dumps.by_rank),
             missing=tuple(r for r in without if r not in job.dumps.by_rank),
-            suspects=distinct(np.concatenate(comparisons[i].suspects)),
+            suspects=np.unique(np.concatenate(comparisons[i].suspects)),
             has_events=i not in eventless,
         )
         states.append(state)
@@ -580,8 +579,8 @@ def _survey_groups(job: Job) -> tuple[set[int], dict[int, tuple[int, int]]]:
     newest: dict[int, tuple[int, int]] = {}
     for dump in job.dumps:
         e, p2p, group = dump.entries, job.is_p2p(dump), job.group_indices(dump)
-        eventless.update(distinct(group[~job.has_events(dump)]).tolist())
-        for index in distinct(group[p2p]).tolist():
+        eventless.update(np.unique(group[~job.has_events(dump)]).tolist())
+        for index in np.unique(group[p2p]).tolist():
             in_group = group == index
             collective, transfer = newest.get(index, (0, 0))
             newest[index] = (

@@ -28,7 +28,6 @@ from ..reading.columns import (
     RankDump,
     Shape,
     Shapes,
-    distinct,
 )
 from ..reading.extract import count_elements
 
@@ -223,7 +222,7 @@ def group_status(
     """
     codes = membership.by_code[dump.rank]
     e = dump.entries
-    pairs = distinct(e.pg_id.astype(np.int64) << 32 | e.group)
+    pairs = np.unique(e.pg_id.astype(np.int64) << 32 | e.group)
     group_of = {
         pair >> 32: codes[pair & 0xFFFFFFFF] for pair in pairs.tolist()
     }
@@ -249,7 +248,7 @@ def _ranks_by_code(dumps: Dumps) -> dict[int, set[int]]:
     """
     users: dict[int, set[int]] = defaultdict(set)
     for dump in dumps:
-        for code in distinct(dump.entries.group).tolist():
+        for code in np.unique(dump.entries.group).tolist():
             users[code].add(dump.rank)
 
     return users

@@ -551,14 +551,10 @@ def _normal_wait_ns(dump: RankDump, *, is_ended: bool) -> float:
 
     gaps = _pauses_ns(dump)
     took = (e.completed_ns - e.created_ns)[e.completed_ns > 0]
-    longest = max(_percentile(part, 95) for part in (gaps, took) if len(part))
+    longest = max(
+        float(np.quantile(part, 0.95)) for part in (gaps, took) if len(part)
+    )
     return max(min(longest, _MAX_NORMAL_WAIT_NS), min_wait)
-
-
-def _percentile(numbers: NDArray[np.int64], percent: float) -> float:
-    # As numpy's, which loads masked arrays for it; see `distinct`.
-    at = percent / 100 * (len(numbers) - 1)
-    return float(np.interp(at, np.arange(len(numbers)), np.sort(numbers)))
 
 
 def record_evidence(

@@ -41,7 +41,6 @@ from .columns import (
     GroupStatus,
     RankDump,
     Shapes,
-    distinct,
 )
 from .decode import LENGTHS, Message
 from .extract import COLUMNS, SHAPE_JSON
@@ -555,7 +554,7 @@ def _placed_dump(
     entries = file.dump.entries
     used = {
         code: members.get(codes[code][2], ((), 1))
-        for code in distinct(entries.group).tolist()
+        for code in np.unique(entries.group).tolist()
     }
     whole = [code for code, (x, size) in used.items() if len(x) == size]
     # A transfer names its peer by its rank in the communicator.

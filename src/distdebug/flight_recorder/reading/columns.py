@@ -40,18 +40,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def distinct(numbers: NDArray[Any]) -> NDArray[Any]:
-    """
-    Return the different numbers of a column in ascending order.
-
-    numpy's own function for it loads masked arrays, which takes longer than to
-    read a small job.
-    """
-    ordered: NDArray[Any] = np.sort(numbers)
-    is_new: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0
-    return ordered[is_new]
-
-
 @attrs.frozen
 class Shape:
     """
@@ -468,7 +456,7 @@ class Dumps(Shown):
                 "rank": dump.rank,
                 "host": dump.host,
                 "records": len(dump.entries),
-                "groups": len(distinct(dump.entries.group)),
+                "groups": len(np.unique(dump.entries.group)),
                 "newest": self._newest_call(dump.entries),
                 "wrapped": dump.wrapped,
                 "file": dump.path,
