@@ -39,6 +39,7 @@ PATIENT = [
     *("unrecorded", "capture_kill"),
     *("diagnose_logs", "raylogs_live", "torch", "nsight_patch"),
     *("tutorial", "tutorial_debugger", "health", "timeline", "startup_live"),
+    *("capture_node", "capture_denied", "capture_values", "inside"),
 ]
 
 # The last of each minor release, from the oldest that is promised on.

@@ -2,7 +2,9 @@
 Real jobs whose collectives fail, and what their logs tell.
 """
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,37 +29,23 @@ def run_job(folder, kind, **environment):
     """
     Run a job until all of its ranks ended, the one to blame last.
     """
-    ranks = []
-    for rank in range(RANKS):
-        with (folder / f"rank{rank}.log").open("wb") as log:
-            ranks.append(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, str(PROGRAM)),
-                        *(kind, str(folder / "meeting"), str(CULPRIT)),
-                    ],
-                    env={
-                        **os.environ,
-                        "OMP_NUM_THREADS": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(RANKS),
-                        **environment,
-                    },
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+    job = subprocess.Popen(
+        [sys.executable, PROGRAM, kind, folder, str(CULPRIT)],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(RANKS),
+            **environment,
+        },
+        start_new_session=True,
+    )
     try:
-        for rank, process in enumerate(ranks):
-            if rank != CULPRIT:
-                process.wait(LIMIT_S)
-        ranks[CULPRIT].communicate(timeout=LIMIT_S)
+        assert 0 == job.wait(LIMIT_S)
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def lost_neighbour(log):

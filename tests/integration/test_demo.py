@@ -188,6 +188,7 @@ def test_nothing_is_left(number, tmp_path):
         while not (log.exists() and b"step 2" in log.read_bytes()):
             assert demo.poll() is None
             assert time.monotonic() < deadline
+            time.sleep(0.1)
         job = psutil.Process(demo.pid).children(recursive=True)
         demo.send_signal(number)
         demo.communicate(timeout=60)

@@ -121,10 +121,10 @@ def start(tmp_path):
         yield start_job
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def healthy(tmp_path_factory):
     """
-    A job that takes steps of 1 s to 20 s, while all other tests run.
+    A job that takes steps of 1 s to 20 s, while the first tests run.
     """
     pytest.importorskip("torch.distributed")
     folder = tmp_path_factory.mktemp("healthy")
@@ -189,42 +189,64 @@ def node_states(job):
 
 
 @pytest.mark.usefixtures("healthy")
-def test_once(start):
+class TestBesideOthers:
     """
-    Four ranks see a hang in input, and one of them takes it, once.
+    Jobs that hang, beside one that does not: it computes all the time, so it
+    is ended as soon as it has been watched for long enough.
     """
-    job = start("io")
-    assert_explained(job, 2, Cause.IO_WAIT, "read_shard")
-    assert ["ok"] == node_states(job)
-    wait_for(lambda: not job.children, seconds=PATIENCE_S)
 
-    time.sleep(12)  # for as long as it takes the others to notice
+    def test_once(self, start):
+        """
+        Four ranks see a hang in input, and one of them takes it, once.
+        """
+        job = start("io")
+        assert_explained(job, 2, Cause.IO_WAIT, "read_shard")
+        assert ["ok"] == node_states(job)
+        wait_for(lambda: not job.children, seconds=PATIENCE_S)
 
-    assert ["hangs"] == [p.name for p in job.folder.glob("hangs*")]
-    assert 1 == job.log.read_text().count("never entered all_reduce")
+        time.sleep(12)  # for as long as it takes the others to notice
 
+        assert ["hangs"] == [p.name for p in job.folder.glob("hangs*")]
+        assert 1 == job.log.read_text().count("never entered all_reduce")
 
-@pytest.mark.usefixtures("healthy")
-def test_lock(start):
-    """
-    A lock that another thread never gives back is told.
-    """
-    job = start("lock")
+    def test_lock(self, start):
+        """
+        A lock that another thread never gives back is told.
+        """
+        job = start("lock")
 
-    assert_explained(job, 3, Cause.LOCK_DEADLOCK, "log_metrics")
+        assert_explained(job, 3, Cause.LOCK_DEADLOCK, "log_metrics")
 
-    assert ["ok"] == node_states(job)
+        assert ["ok"] == node_states(job)
 
+    def test_gil(self, start):
+        """
+        So is native code that keeps the GIL, and with it
+        the snapshot's own questions.
+        """
+        job = start("gil")
 
-@pytest.mark.usefixtures("healthy")
-def test_gil(start):
-    """
-    So is native code that keeps the GIL, and with it
-    the snapshot's own questions.
-    """
-    job = start("gil")
+        assert_explained(job, 1, Cause.GIL_CONTENTION, "tokenize")
 
-    assert_explained(job, 1, Cause.GIL_CONTENTION, "tokenize")
+    def test_no_false_alarm(self, healthy):
+        """
+        A healthy job whose steps take 1 s to 20 s is never called a hang,
+        neither by itself nor by who stands beside it, although 4 s is all
+        they would wait.
+        """
+        job, watcher, begin = healthy
+
+        time.sleep(max(0.0, 150 - (time.monotonic() - begin)))
+
+        assert watcher.poll() is None
+        assert [None, None] == [process.poll() for process in job.ranks]
+        assert [] == list(job.folder.glob("told-*"))
+        log = job.log.read_text()
+        assert "WARNING" not in log
+        # It was suspected, and looked at, and found to be fine.
+        assert "(fine)" in log
+        for report in job.folder.glob("seen*/REPORT.txt"):
+            assert "cause: healthy" in report.read_text()
 
 
 @pytest.mark.smoke
@@ -490,23 +512,3 @@ def test_telemetry(collector, tmp_path):
     assert b"train" in sent["/v1/logs"]
     assert b"distdebug_hangs" in sent["/v1/metrics"]
     assert b"sleeping" in sent["/v1/metrics"]
-
-
-def test_no_false_alarm(healthy):
-    """
-    A healthy job whose steps take 1 s to 20 s is never called a hang, neither
-    by itself nor by who stands beside it, although 4 s is all they would wait.
-    """
-    job, watcher, begin = healthy
-
-    time.sleep(max(0.0, 150 - (time.monotonic() - begin)))
-
-    assert watcher.poll() is None
-    assert [None, None] == [process.poll() for process in job.ranks]
-    assert [] == list(job.folder.glob("told-*"))
-    log = job.log.read_text()
-    assert "WARNING" not in log
-    # It was suspected, and looked at, and found to be fine.
-    assert "(fine)" in log
-    for report in job.folder.glob("seen*/REPORT.txt"):
-        assert "cause: healthy" in report.read_text()

@@ -1,15 +1,20 @@
 """
 Train on four ranks, one of which is slow, and write dumps after sixty steps.
+
+Usage: ``slow_rank.py MODE FOLDER``, where FOLDER is not there yet.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
 
 import torch
+import torch._dynamo  # which DDP imports, in each rank if it is not here yet
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +22,7 @@ import distdebug
 
 
 MODE, FOLDER = sys.argv[1:]
-STEPS = 60
+RANKS, STEPS = 4, 60
 # Another one every three steps.
 TURNS = [random.Random(1).randrange(4) for _ in range(STEPS)]
 PLACE = {"step": 0}
@@ -62,12 +67,19 @@ class Within(torch.autograd.Function):
         return gradient
 
 
-def main():
+def main(rank):
     """
     Train.
     """
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    torch.set_num_threads(1)
     distdebug.enable_flight_recorder(dump_dir=FOLDER)
-    dist.init_process_group("gloo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{FOLDER}.store",
+        rank=rank,
+        world_size=RANKS,
+    )
     model = DistributedDataParallel(torch.nn.Linear(32, 32))
     loader = iter(torch.utils.data.DataLoader(Shards(), batch_size=1))
     for step in range(STEPS):
@@ -79,4 +91,12 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    # Forked, so that torch is imported once.
+    context = mp.get_context("fork")
+    ranks = [context.Process(target=main, args=(r,)) for r in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))

@@ -7,6 +7,7 @@ when the scenario has come about for it.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -256,7 +257,9 @@ def rendezvous(rank: int) -> None:
 if __name__ == "__main__":
     scenario = globals()[sys.argv[1]]
     count = WORLD_SIZE - 1 if scenario is rendezvous else WORLD_SIZE
-    # Forked, so that torch is imported once.
+    # Forked, so that torch is imported once, and what DDP imports as well.
+    if scenario in {backward, healthy, straggler}:
+        importlib.import_module("torch._dynamo")
     context = mp.get_context("fork")
     ranks = [
         context.Process(target=run, args=(rank, scenario))
