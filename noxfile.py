@@ -102,7 +102,6 @@ def lint(session: nox.Session) -> None:
     """
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    session.run("bandit", "-q", "-r", "src", "-c", "pyproject.toml")
     session.run("lint-imports")
     session.run("interrogate", "-q", "src", "tests")
 
