@@ -10,6 +10,7 @@ Nothing is imported by the functions: they run on threads of jobs that fork.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import resource
@@ -31,18 +32,15 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from ._in_job import OwnThread
 from ._secrets import redact
 from ._text import clean
-
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 Item = TypeVar("Item")
@@ -57,6 +55,7 @@ _POLL_S = 0.1
 # A process in state D ends only when the kernel releases it.
 _REAP_S = 5.0
 
+_logger = logging.getLogger("distdebug.commands")
 # Callbacks that end running children.  Threads that wait for a child cannot be
 # interrupted, so the interrupted main thread ends the children instead.
 _stop_callbacks: set[Callable[[], object]] = set()
@@ -183,13 +182,10 @@ def _start_child(
 def _log_child(
     argv: Sequence[str], status: int | None, seconds: float
 ) -> None:
-    import logging
-
-    logger = logging.getLogger("distdebug.commands")
-    if logger.isEnabledFor(logging.DEBUG):
+    if _logger.isEnabledFor(logging.DEBUG):
         ended = "killed at its timeout" if status is None else f"exit {status}"
         command = clean(redact(shlex.join(map(str, argv))), limit=500)
-        logger.debug("%.2f s, %s: %s", seconds, ended, command)
+        _logger.debug("%.2f s, %s: %s", seconds, ended, command)
 
 
 def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
@@ -422,8 +418,6 @@ def start_call(call: Callable[[], Answer]) -> Future[Answer]:
     Raises:
         RuntimeError: No thread can be started.
     """
-    from concurrent.futures import Future
-
     future: Future[Answer] = Future()
     future.set_running_or_notify_cancel()
     OwnThread(partial(_settle, future, call)).start()
@@ -460,8 +454,6 @@ def map_with_timeout(  # noqa: PLR0913 each can be left out
         Items that are late are left out, and nothing is begun for those that
         wait when the iterator ends.
     """
-    from concurrent.futures import Future
-
     todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Item, Future[Answer]]] = queue.SimpleQueue()
     for item in items:

@@ -151,10 +151,8 @@ class TestHelp:
             *("snapshots", "watching"),
         }
         assert not {*loaded} & {
-            "concurrent.futures",
             "distdebug._anonymize",
             "distdebug.ray.deaths",
-            "logging",
             "tempfile",
         }
 
