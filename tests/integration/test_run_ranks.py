@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from distdebug.errors import DistdebugError
 from distdebug.testing import run_ranks
 
 
@@ -84,3 +85,24 @@ def test_failure_without_pytest(tmp_path, monkeypatch):
     assert "assert expected == int(total)" in outcome.failure
     assert f"the evidence is in {folder}" in outcome.failure
     assert [*folder.glob("dumps/*")]
+
+
+def test_no_rank():
+    """
+    A function that would run on no rank is refused.
+    """
+    with pytest.raises(DistdebugError, match="on 0 ranks"):
+        run_ranks(agree, 0)
+
+
+def test_a_folder_in_use(tmp_path):
+    """
+    A folder that has files is refused, and keeps them.
+    """
+    kept = tmp_path / "mine.txt"
+    kept.write_text("")
+
+    with pytest.raises(DistdebugError, match="is not empty"):
+        run_ranks(agree, 2, folder=tmp_path)
+
+    assert kept.exists()

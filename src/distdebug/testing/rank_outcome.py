@@ -94,20 +94,29 @@ def run_ranks(  # noqa: PLR0913 all but two can be left out
 
         timeout_s: How long it may take, in seconds, once it runs on all ranks.
 
-        folder: An empty folder for dumps and logs; by default a temporary one.
-            It is kept only if the function fails, as the evidence.
+        folder: An empty or new folder for dumps and logs; by default a
+            temporary one.  It is kept only if the function fails, as the
+            evidence.
 
         schedule: A kept schedule, with which the calls of ranks are compared.
 
         update: Whether to write the schedule instead.
 
     Raises:
-        DistdebugError: The function, or an argument, cannot be pickled.
+        DistdebugError: The function, or an argument, cannot be pickled; there
+            would be no rank; or the folder is not empty.
 
         OSError: A process cannot be started.
     """
+    if count < 1:
+        msg = f"no function runs on {count} ranks"
+        raise DistdebugError(msg, remedy="name a count of 1 or more")
     call = pickle_call(function, arguments, modules)
     folder = folder or Path(tempfile.mkdtemp(prefix="distdebug-ranks-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):  # nothing of others is removed
+        msg = f"{folder} is not empty"
+        raise DistdebugError(msg, remedy="name another folder, or none")
     failure = ""
     try:
         with local_ranks(call, count, folder) as ranks:
