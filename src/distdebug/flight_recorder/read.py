@@ -17,9 +17,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Executor
 from pathlib import PurePath
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -42,10 +43,6 @@ from .reading.columns import COMPLETED, Dumps, Entries, Frame, RankDump
 from .reading.files import DumpFile, FoundFiles, find_files
 from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar, mesh_of
-
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 
 AnyPath = str | os.PathLike[str]
