@@ -79,7 +79,7 @@ def run_ranks(  # noqa: PLR0913 all but two can be left out
 
     Example::
 
-        outcome = run_ranks(check_sums, 4, timeout_s=30.0)
+        outcome = run_ranks(check_sum, 4, timeout_s=30.0)
         assert not outcome.failure, outcome.failure
 
     Args:
