@@ -5,7 +5,10 @@ Functions on local ranks without *pytest*: how they end, and what is left.
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
+import threading
+import time
 
 import pytest
 
@@ -87,12 +90,72 @@ def test_failure_without_pytest(tmp_path, monkeypatch):
     assert [*folder.glob("dumps/*")]
 
 
-def test_no_rank():
+def generate():
     """
-    A function that would run on no rank is refused.
+    Do nothing when called.
     """
-    with pytest.raises(DistdebugError, match="on 0 ranks"):
-        run_ranks(agree, 0)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "timeout_s", "message"),
+    [
+        (agree, 0, 60.0, "on 0 ranks"),
+        (agree, 2, math.nan, "for nan s"),
+        (generate, 2, 60.0, "generator function"),
+    ],
+)
+def test_nothing_to_run(function, count, timeout_s, message):
+    """
+    What would run on no rank, without a limit, or not at all is refused.
+    """
+    with pytest.raises(DistdebugError, match=message):
+        run_ranks(function, count, timeout_s=timeout_s)
+
+
+class Odd:
+    """
+    Is called, but has neither code nor an end of what it wraps.
+    """
+
+    def __getattr__(self, name):
+        if name == "__wrapped__":
+            return self
+        raise AttributeError(name)
+
+    def __call__(self):
+        raise ValueError("x" * (1 << 25))
+
+
+def test_odd_functions_are_described(tmp_path):
+    """
+    The exception is known of a function without code, and of any size.
+    """
+    _, outcome = run(tmp_path, Odd())
+
+    assert outcome.failure.startswith("rank ")
+    assert "ValueError: xxx" in outcome.failure[:100]
+    assert ["raised"] * 2 == [x.kind for x in outcome.ends.values()]
+    assert len(outcome.failure) < 1 << 23
+
+
+def linger():
+    """
+    Return, but keep the process from ending.
+    """
+    threading.Thread(target=time.sleep, args=(500,)).start()
+
+
+def test_a_process_that_does_not_end(tmp_path):
+    """
+    The failure does not blame the time limit of the function.
+    """
+    _, outcome = run(tmp_path, linger)
+
+    assert (
+        "returned on all ranks, but ranks 0-1 did not end" in outcome.failure
+    )
+    assert "the time limit" not in outcome.failure
 
 
 def test_a_folder_in_use(tmp_path):

@@ -9,6 +9,7 @@ import re
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import attrs
 import pytest
@@ -37,6 +38,8 @@ class Marker:
         if not isinstance(name, str):
             test = item.nodeid.partition("::")[2]
             safe = re.sub(r"[^\w.-]+", "-", test).strip("-")
+            if re.search(r"[^\w.:\[\]-]", test):  # others may look like it
+                safe += f"-{crc32(test.encode(errors='replace')):08x}"
             name = f"schedules/{item.path.stem}-{safe}.txt"
         return item.path.parent / name
 

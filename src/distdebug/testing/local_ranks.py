@@ -33,7 +33,8 @@ _POLL_S = 0.02
 _START_S = 180.0
 # How long the others have, once a rank has failed, to fail as well.
 _CONSEQUENCES_S = 3.0
-_EXIT_S = 20.0
+#: How long processes have to end after the function has returned.
+EXIT_S = 20.0
 _REAP_S = 5.0
 _MAX_REPORT_BYTES = 1 << 24
 _MAX_OUTPUT_BYTES = 1 << 16
@@ -136,7 +137,7 @@ class LocalRanks:
         self._wait(self._has_ended, timeout_s)
         if not self.failed and self._has_ended():
             self._release()
-            self._wait(lambda: False, _EXIT_S)
+            self._wait(lambda: False, EXIT_S)
         deadline = time.monotonic() + _CONSEQUENCES_S
         while self.failed and self._may_fail and time.monotonic() < deadline:
             self._look()
@@ -268,13 +269,15 @@ def _environment(count: int) -> dict[str, str]:
     """
     Return the environment of the ranks, as torchrun would set it.
     """
+    entries: list[object] = [*sys.path]  # some put other objects there
+    paths = [x or str(Path.cwd()) for x in entries if isinstance(x, str)]
     return {
         "OMP_NUM_THREADS": "1",
         # Names of hosts cannot be resolved everywhere.
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,
         # What can be imported here can be imported there.
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),

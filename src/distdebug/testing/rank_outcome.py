@@ -5,6 +5,8 @@ death, or collectives that differ from a kept schedule.
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
 import shutil
 import tempfile
@@ -34,7 +36,13 @@ from ..flight_recorder import (
 from ..ranks import ranks_text
 from ..snapshots import snapshot
 from ..stacks import merge_stacks, read_stacks
-from .local_ranks import LocalRanks, RankEnd, local_ranks, pickle_call
+from .local_ranks import (
+    EXIT_S,
+    LocalRanks,
+    RankEnd,
+    local_ranks,
+    pickle_call,
+)
 
 
 _SNAPSHOT_S = 40.0
@@ -67,15 +75,15 @@ def run_ranks(  # noqa: PLR0913 all but two can be left out
     arguments: Mapping[str, object] = MappingProxyType({}),
     modules: Iterable[ModuleType] = (),
     timeout_s: float = 60.0,
-    folder: Path | None = None,
-    schedule: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    schedule: str | os.PathLike[str] | None = None,
     update: bool = False,
 ) -> RanksOutcome:
     """
     Run a function on local ranks, each a process in a Gloo process group, and
     diagnose why it fails.
 
-    No process is left, however it ends.
+    No rank is left, however it ends, nor what runs in the session of one.
 
     Example::
 
@@ -103,16 +111,21 @@ def run_ranks(  # noqa: PLR0913 all but two can be left out
         update: Whether to write the schedule instead.
 
     Raises:
-        DistdebugError: The function, or an argument, cannot be pickled; there
-            would be no rank; or the folder is not empty.
+        DistdebugError: The function, or an argument, cannot be pickled; it is
+            a generator function, or would have no rank or no time limit; or
+            the folder is not empty.
 
         OSError: A process cannot be started.
     """
-    if count < 1:
-        msg = f"no function runs on {count} ranks"
-        raise DistdebugError(msg, remedy="name a count of 1 or more")
+    if count < 1 or not timeout_s >= 0:  # nor is nan
+        msg = f"no function runs on {count} ranks, for {timeout_s:g} s"
+        remedy = "name a count of 1 or more, and a time limit"
+        raise DistdebugError(msg, remedy=remedy)
+    if inspect.isgeneratorfunction(function):
+        msg = "a generator function does nothing when it is called"
+        raise DistdebugError(msg, remedy="leave out its yield")
     call = pickle_call(function, arguments, modules)
-    folder = folder or Path(tempfile.mkdtemp(prefix="distdebug-ranks-"))
+    folder = Path(folder or tempfile.mkdtemp(prefix="distdebug-ranks-"))
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):  # nothing of others is removed
         msg = f"{folder} is not empty"
@@ -125,7 +138,8 @@ def run_ranks(  # noqa: PLR0913 all but two can be left out
             failure = _describe_failure(ranks, timeout_s)
             is_over = all(x.kind == "returned" for x in ranks.ends.values())
             if is_over and not failure and schedule is not None:
-                failure = _check_schedule(ranks, schedule, update=update)
+                kept = Path(schedule)
+                failure = _check_schedule(ranks, kept, update=update)
         return RanksOutcome(failure, ranks.ends, outputs)
     finally:
         if not failure:
@@ -160,6 +174,11 @@ def _describe_hang(ranks: LocalRanks, timeout_s: float) -> str:
     )
     tree = merge_stacks(read_stacks(taken.folder))
     limit = f"the time limit of {time_text(timeout_s)} is over"
+    if len(ranks.ends) == len(ranks.processes):
+        limit = (
+            f"the function has returned on all ranks, but {ranks_text(pids)} "
+            f"did not end within {time_text(EXIT_S)}"
+        )
     return f"{taken}\n\nstacks:\n{tree}\n\n{limit}"
 
 

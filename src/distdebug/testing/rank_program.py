@@ -15,6 +15,7 @@ import pickle
 import sys
 import time
 import traceback
+import unittest
 
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,9 @@ from distdebug.flight_recorder import (
     dump_flight_recorder,
     enable_flight_recorder,
 )
+
+
+_MOST_CHARS = 1 << 20
 
 
 def main(parent: str, folder: str, gate: str) -> None:
@@ -93,17 +97,25 @@ def _describe(exc: BaseException, function: Any) -> dict[str, Any]:
     Describe an exception as *pytest* does, and what it means for a test.
     """
     try:
-        import pytest
-    except ImportError:
+        end = _describe_for_pytest(exc, function)
+    except Exception:  # noqa: BLE001 it is not there, or the function is odd
         last = "".join(traceback.format_exception_only(exc)).strip()
         text = "".join(traceback.format_exception(exc))
-        return {"kind": "raised", "summary": last, "traceback": text}
+        end = {"kind": "raised", "summary": last, "traceback": text}
+    return {key: text[:_MOST_CHARS] for key, text in end.items()}
+
+
+def _describe_for_pytest(exc: BaseException, function: Any) -> dict[str, str]:
+    import pytest
 
     code = getattr(inspect.unwrap(function), "__code__", None)
     info = pytest.ExceptionInfo.from_exception(exc)
     shown = info.traceback.cut(path=getattr(code, "co_filename", None))
     text = str(info.getrepr(tbfilter=lambda _: shown))
-    kinds = {"skip": pytest.skip.Exception, "xfail": pytest.xfail.Exception}
+    kinds: dict[str, Any] = {
+        "skip": (pytest.skip.Exception, unittest.SkipTest),
+        "xfail": pytest.xfail.Exception,
+    }
     names = [name for name, kind in kinds.items() if isinstance(exc, kind)]
     return {
         "kind": next(iter(names), "raised"),

@@ -5,8 +5,11 @@ The plugin of pytest: its marker, and what it cannot pass on to ranks.
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import pytest
+
+from distdebug.integrations.pytest_ranks import Marker
 
 
 MODULE = "distdebug.integrations.pytest_plugin"
@@ -120,3 +123,19 @@ def test_a_global_that_cannot_travel_fails_the_test(pytester):
     result.stdout.fnmatch_lines(
         ["the function cannot be passed on to the ranks: TypeError*"]
     )
+
+
+def test_similar_tests_have_schedules_of_their_own(tmp_path):
+    """
+    Names that would become the same are told apart, others stay readable.
+    """
+
+    def file_of(parameter):
+        item = SimpleNamespace(
+            nodeid=f"test_it.py::test_p[{parameter}]",
+            path=tmp_path / "test_it.py",
+        )
+        return Marker(2).schedule_file(item).name
+
+    assert "test_it-test_p-4.txt" == file_of("4")
+    assert file_of("x y") != file_of("x/y")
