@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import tomllib
 
 from importlib.resources import files
@@ -299,3 +300,4 @@ def test_built_in_patterns(rules):
     ]
 
     assert patterns
+    assert all(re.compile(pattern.pattern) for pattern in patterns)
