@@ -32,8 +32,7 @@ DEEP = ["integration", "pages", "faults", "fuzz"]
 PATIENT = [
     *("watch", "demo", "frameworks", "gpu", "logscan", "invisible"),
     *("nodes_ray", "replay", "pytest_plugin", "mcp", "find_workers"),
-    "run_ranks",
-    "debugger_launchers",
+    *("run_ranks", "debugger_launchers"),
     *("debugger_nodes", "nsight", "recording", "collective_logs"),
     *("nodes_slurm", "packed", "debugger", "ray_debugger", "snapshot"),
     *("unrecorded", "capture_kill"),

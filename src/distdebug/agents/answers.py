@@ -46,6 +46,9 @@ class Answer(TypedDict):
 def judged(
     findings: Sequence[Finding], report: object, data: Mapping[str, Any]
 ) -> Answer:
+    """
+    Return an answer whose verdict is the first finding that is not fine.
+    """
     wrong = [x for x in findings if not x.cause.is_fine]
     first = next(iter(wrong or findings), None)
     fine = "nothing wrong was found, as far as can be seen"

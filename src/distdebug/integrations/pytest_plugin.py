@@ -66,7 +66,7 @@ def _collective_schedule(request: pytest.FixtureRequest) -> Path:
 
     from .pytest_ranks import read_marker
 
-    return read_marker(marker).schedule_file(request.node)
+    return read_marker(marker, _MARKER).schedule_file(request.node)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,5 +81,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from .pytest_ranks import read_marker, run_test
 
     has_schedule = _SCHEDULE in pyfuncitem.fixturenames
-    run_test(pyfuncitem, read_marker(marker), has_schedule=has_schedule)
+    options = read_marker(marker, _MARKER)
+    run_test(pyfuncitem, options, has_schedule=has_schedule)
     return True

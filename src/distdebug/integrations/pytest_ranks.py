@@ -44,9 +44,12 @@ class Marker:
         return item.path.parent / name
 
 
-def read_marker(marker: pytest.Mark) -> Marker:
+def read_marker(marker: pytest.Mark, about: str) -> Marker:
     """
     Return the arguments of a marker; wrong ones fail the test.
+
+    Args:
+        about: The line that declares the marker to *pytest*.
     """
     try:
         return Marker(*marker.args, **marker.kwargs)
@@ -55,8 +58,7 @@ def read_marker(marker: pytest.Mark) -> Marker:
         given += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
         reason = str(exc).removeprefix("Marker.__init__() ")
         msg = f"the marker ranks({', '.join(given)}) is wrong: {reason}"
-    remedy = "Try: ranks(count, timeout_s=60, schedule=False)"
-    pytest.fail(f"{msg}\n{remedy}", pytrace=False)
+    pytest.fail(f"{msg}\nTry: {about.partition(':')[0]}", pytrace=False)
 
 
 def run_test(

@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 
 from ..._lazy import late_pattern
 from ...findings import GroupRef
-from ..reading.columns import (
-    Dumps,
-    GroupStatus,
-    RankDump,
-    Shape,
-    Shapes,
-)
+from ..reading.columns import Dumps, GroupStatus, RankDump, Shape, Shapes
 from ..reading.extract import count_elements
 
 
