@@ -49,6 +49,9 @@ TORCHES = [
 
 PYPROJECT = nox.project.load_toml()
 
+# Tests start thousands of processes; none compiles again what another has.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # The tools lie beside nox, also if its environment is not activated.
 os.environ["PATH"] = os.pathsep.join(
     [sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
