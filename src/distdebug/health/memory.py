@@ -9,13 +9,19 @@ import re
 import time
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
 
 import attrs
 
 from .._text import clean, size_text
 from ..findings import Evidence, Finding
-from ..processes import first_start, parse_status, read_proc, whole_number
+from ..processes import (
+    Mount,
+    first_start,
+    parse_status,
+    read_mounts,
+    read_proc,
+    whole_number,
+)
 from .judgements import judge
 
 
@@ -66,16 +72,6 @@ class MemoryGroup:
     started: float | None = None
 
 
-class _Mount(NamedTuple):
-    """
-    A mounted cgroup hierarchy.
-    """
-
-    version: int
-    root: str
-    point: str
-
-
 def read_memory_groups(pids: Iterable[int]) -> tuple[MemoryGroup, ...]:
     """
     Return the cgroups of processes, and the ancestors of these.
@@ -84,37 +80,34 @@ def read_memory_groups(pids: Iterable[int]) -> tuple[MemoryGroup, ...]:
         Each group once, inner ones before outer ones; nothing without the
         memory controller.
     """
-    mounts = _read_mounts()
-    own_folders: dict[str, _Mount] = {}
+    mounts = [*_read_mounts()]
+    own: dict[str, tuple[int, Mount]] = {}
     for pid in pids:
         for version, path in _cgroup_paths(pid):
-            for mount in mounts:
-                if mount.version == version:
-                    own_folders.setdefault(_group_folder(path, mount), mount)
+            for mounted, mount in mounts:
+                if mounted == version:
+                    own.setdefault(
+                        _group_folder(path, mount), (version, mount)
+                    )
     groups: dict[str, MemoryGroup] = {}
-    for folder, mount in own_folders.items():
+    for folder, (version, mount) in own.items():
         for level in _ancestors(folder, mount.point):
-            if level not in groups or level in own_folders:
-                is_own = level in own_folders
-                group = _read_group(level, mount.version, is_own=is_own)
+            if level not in groups or level in own:
+                group = _read_group(level, version, is_own=level in own)
                 if group is not None:
                     groups[level] = group
     return tuple(groups.values())
 
 
-def _read_mounts() -> list[_Mount]:
-    data = read_proc(f"{_PROC}/self/mountinfo", limit=1 << 22) or b""
-    mounts = []
-    for line in data.decode("utf-8", "replace").splitlines():
-        head, _, tail = line.partition(" - ")
-        fields, kind = head.split(), tail.split()
-        if len(fields) < 5 or len(kind) < 3:
-            continue
-        if kind[0] == "cgroup2":
-            mounts.append(_Mount(2, fields[3], fields[4]))
-        elif kind[0] == "cgroup" and "memory" in kind[-1].split(","):
-            mounts.append(_Mount(1, fields[3], fields[4]))
-    return mounts
+def _read_mounts() -> Iterator[tuple[int, Mount]]:
+    """
+    Yield the mounted trees of groups with their version.
+    """
+    for mount in read_mounts(f"{_PROC}/self"):
+        if mount.kind == "cgroup2":
+            yield 2, mount
+        elif mount.kind == "cgroup" and "memory" in mount.options.split(","):
+            yield 1, mount
 
 
 def _cgroup_paths(pid: int) -> Iterator[tuple[int, str]]:
@@ -128,7 +121,7 @@ def _cgroup_paths(pid: int) -> Iterator[tuple[int, str]]:
             yield 1, path
 
 
-def _group_folder(path: str, mount: _Mount) -> str:
+def _group_folder(path: str, mount: Mount) -> str:
     # In a container, the mount may be a part of the tree.
     root = mount.root.rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):

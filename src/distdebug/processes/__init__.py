@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from .process_memory import read_environ as read_environ
     from .procfs import ENDED_STATES as ENDED_STATES
     from .procfs import STATE_NAMES as STATE_NAMES
+    from .procfs import Mount as Mount
     from .procfs import has_node_pids as has_node_pids
     from .procfs import list_numbers as list_numbers
     from .procfs import parse_stat as parse_stat
     from .procfs import parse_status as parse_status
     from .procfs import read_link as read_link
+    from .procfs import read_mounts as read_mounts
     from .procfs import read_proc as read_proc
     from .procfs import whole_number as whole_number
     from .scan import as_patterns as as_patterns

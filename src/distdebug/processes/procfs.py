@@ -26,6 +26,7 @@ STATE_NAMES = {
     **dict.fromkeys("Tt", "stopped"),
     **dict.fromkeys(ENDED_STATES, "dead"),
 }
+_MAX_MOUNTS_BYTES = 1 << 22
 # PROC_PID_INIT_INO of the kernel.
 _INITIAL_NAMESPACE = "pid:[4026531836]"
 
@@ -177,6 +178,42 @@ MemoryReader = Callable[[int, int], bytes]
 
 _MAX_READ_BYTES = 1 << 20
 _PAGE = 4096
+
+
+class Mount(NamedTuple):
+    """
+    A mounted file system.
+
+    Attributes:
+        root: The folder of it that is mounted.
+
+        point: Where it is mounted.
+
+        options: Its own options, separated by commas.
+    """
+
+    root: str
+    point: str
+    kind: str
+    source: str
+    options: str
+
+
+def read_mounts(process: str) -> Iterator[Mount]:
+    """
+    Yield the file systems that a process or thread sees, in order of mounting.
+
+    Args:
+        process: Its folder in ``/proc``.
+    """
+    data = read_proc(f"{process}/mountinfo", limit=_MAX_MOUNTS_BYTES) or b""
+    for line in data.decode("utf-8", "replace").splitlines():
+        place, _, device = line.partition(" - ")
+        # The kernel writes a blank as \\040.
+        fields = [x.replace("\\040", " ") for x in place.split()]
+        kind, source, options, *_ = *device.split(), "", "", ""
+        if len(fields) >= 5:
+            yield Mount(fields[3], fields[4], kind, source, options)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from .procfs import (
     read_c_string,
     read_items,
     read_link,
+    read_mounts,
     read_proc,
 )
 from .threads import describe_socket
@@ -157,7 +158,6 @@ _OPEN_FLAGS = {"open": 1, "openat": 2}
 _REMOTE_FILE_SYSTEM = re.compile(
     r"nfs|autofs|lustre|gpfs|ceph|cifs|smb|fuse|beegfs|wekafs|9p|afs|glusterfs|panfs"
 )
-_MAX_MOUNTS_BYTES = 1 << 22
 
 
 def _describe_file(
@@ -211,17 +211,14 @@ def _find_mount(thread: str, path: str) -> tuple[str, str]:
     """
     Return type and source of the file system that a path lies on.
     """
-    data = read_proc(f"{thread}/mountinfo", limit=_MAX_MOUNTS_BYTES) or b""
-    best, kind, source = "", "", ""
-    for line in data.decode("utf-8", "replace").splitlines():
-        place, _, device = line.partition(" - ")
-        # The kernel writes a blank as \\040.
-        point = (*place.split(), *[""] * 5)[4].replace("\\040", " ")
-        is_below = path.startswith(point.rstrip("/") + "/")
-        if point and is_below and len(point) >= len(best):
-            best = point
-            kind, source, *_ = (*device.split(), "", "")
-    return kind, source
+    below = [
+        mount
+        for mount in read_mounts(thread)
+        if path.startswith(mount.point.rstrip("/") + "/")
+    ]
+    # Of those at one point, the last hides the others.
+    best = max(reversed(below), key=lambda x: len(x.point), default=None)
+    return (best.kind, best.source) if best else ("", "")
 
 
 def _read_path(pid: int, address: int, folder: int, root: str) -> str:
