@@ -281,7 +281,11 @@ _RANK_IN_TEXT = (
     r"|(?<![A-Za-z_])(?:global[ _])?rank"
     r"(?:[ =:]{1,3}|(?=\d{1,7} ?(?:/|of) ?\d))(?P<number>\d{1,7})\b"
     r"|\[PG [^\]]{0,100}Rank (?P<member>\d{1,7})\]"
+    # The prefix of SGLang: [2025-04-23 21:20:16 TP2]
+    r"|(?<=\d\d:\d\d:\d\d )TP(?P<worker>\d{1,4})(?=\])"
 )
+# vLLM's processes, such as Worker_TP5 and Worker_TP5_EP5.
+_ENGINE_WORKER = r"Worker_TP(\d{1,4})(?:_EP\d{1,4})?"
 _BEFORE_RANK = r"(?i)(?P<word>[a-z]{1,20})(?P<gap>[ ._-]?)\Z"
 # Numbers of a node, of a place in a mesh, or within a group: torchrun's
 # LOCAL_RANK, GROUP_RANK, ROLE_RANK, and the names of Megatron and DeepSpeed.
@@ -384,7 +388,7 @@ def ranks_in_text(text: str) -> Iterator[NamedRank]:
     for found in _compiled(_RANK_IN_TEXT).finditer(text):
         word, _ = _word_before(text, found.start())
         yield NamedRank(
-            number=int(found["member"] or found["tag"] or found["number"]),
+            number=int(next(filter(None, found.groups()))),
             is_global=not found["member"] and word not in _OTHER_RANKS,
             start=found.start(),
             stop=found.end(),
@@ -405,10 +409,15 @@ def rank_in_name(name: str) -> int | None:
     """
     Return the global rank in the name of a file, folder, or actor.
 
+    An inference engine without pipeline and replicas numbers its workers by
+    their place in the tensor-parallel group.
+
     Returns:
         ``None`` if there is none, or several that differ.
     """
     ranks = {x.number for x in ranks_in_name(name) if x.is_global}
+    if worker := _compiled(_ENGINE_WORKER).fullmatch(name):
+        ranks.add(int(worker[1]))
     return ranks.pop() if len(ranks) == 1 else None
 
 

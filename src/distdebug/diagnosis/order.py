@@ -15,7 +15,7 @@ import attrs
 
 from .. import logs, ray
 from ..causes import Cause
-from ..findings import Diagnosis, Finding, Missing
+from ..findings import Diagnosis, Finding, Link, Missing
 from ..ranks import ranks_text
 from .log_evidence import LogEvidence
 
@@ -50,11 +50,14 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
         *(f for f in sure if f.cause is not Cause.ACTOR_DIED),
-        # The others noticed that a rank made another call, and raised.
+        # The others noticed that a rank made another call, or that its node
+        # cannot be reached, and raised.
         *(
             f
             for f in collectives
-            if _is_sure(f) and f.cause.is_mismatch and f.ranks
+            if _is_sure(f)
+            and f.ranks
+            and (f.cause.is_mismatch or f.cause is Cause.NETWORK_MISCONFIGURED)
         ),
         # What an actor printed says more than that it died.
         *sorted(
@@ -238,7 +241,7 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     """
     Diagnose a job by logs alone.
     """
-    findings = log_findings(evidence)
+    findings = _join_absence(log_findings(evidence))
     verdict = (
         _verdict_of_phase(evidence.phase, has_findings=bool(findings))
         if not findings or _goes_on(findings, evidence)
@@ -260,12 +263,38 @@ def diagnose_logs(evidence: LogEvidence) -> Diagnosis:
     )
 
 
+def _join_absence(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """
+    Join what keeps a process waiting to the absence of the rank that it may be.
+    """
+    first = findings[0] if findings else None
+    if first is None or first.cause is not Cause.IO_WAIT:
+        return findings
+
+    for absent in findings:
+        ranks = set(absent.ranks)
+        is_open = absent.cause is Cause.RANK_NOT_ARRIVED and _is_sure(absent)
+        if (
+            is_open
+            and ranks
+            and (ranks.issubset(first.ranks) or not first.ranks)
+        ):
+            link: Link = "because" if first.ranks else "perhaps because"
+            joined = _add_detail(absent, link, first)
+            more = (f for f in findings if f not in (first, absent))
+            return (joined, *more)
+    return findings
+
+
 def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
     """
     Return whether a job works, or is done, and survived all its errors.
     """
     phase = evidence.phase
-    if phase is None or phase.ended in {"failed", "killed"}:
+    if phase is None or not (phase.current or phase.ended):
+        groups = [_group_of(finding, evidence) for finding in findings]
+        return all(group and group.is_survived for group in groups)
+    if phase.ended in {"failed", "killed"}:
         return False
     is_done = phase.ended == "completed"
     complete = evidence.complete if is_done else frozenset()
@@ -354,6 +383,9 @@ def join_logs(
     if explained := _explain_absence(base, known):
         return _replace_verdict(diagnosis, explained[0], first, explained[1])
 
+    if joined := _join_stack(base, findings):
+        return _replace_verdict(diagnosis, joined[0], findings, joined[1])
+
     if has_exited_cleanly:
         fatal, kills = [], []
     reason = None if alive else _find_reason(base, findings, fatal, kills)
@@ -369,6 +401,39 @@ def join_logs(
         return _replace_verdict(diagnosis, ends[0], findings, ends[0])
 
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
+
+
+def _join_stack(
+    base: Finding, findings: Iterable[Finding]
+) -> tuple[Finding, Finding] | None:
+    """
+    Join a stack that names no rank to the one rank that did not arrive.
+
+    Args:
+        base: What the stack shows.
+
+    Returns:
+        The verdict, and the finding about the rank; ``None`` if it is open whose
+        stack this is.
+    """
+    is_open = not (base.ranks or base.cause.is_fine or base.cause.is_peer_wait)
+    if not is_open or base.location is None or base.cause.ends_process:
+        return None
+    absent = [f for f in findings if f.cause is Cause.RANK_NOT_ARRIVED]
+    if len(absent) != 1 or len(absent[0].ranks) != 1:
+        return None
+    return _add_detail(absent[0], "doing", base), absent[0]
+
+
+def _add_detail(absent: Finding, link: Link, detail: Finding) -> Finding:
+    return absent.with_clause(
+        link,
+        detail,
+        detail_cause=detail.cause,
+        location=detail.location,
+        remedy=detail.remedy,
+        evidence=detail.evidence[:2],
+    )
 
 
 def _find_reason(

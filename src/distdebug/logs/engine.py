@@ -13,9 +13,10 @@ import time
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, islice
@@ -399,6 +400,8 @@ def read_parts(
 
         on_progress: Called with the number of bytes that were read.
     """
+    parts = [*parts]
+    latest = _find_latest_of_all([part for part, _ in parts])
     with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
         for part, readers in parts:
             for reader in readers:
@@ -406,7 +409,7 @@ def read_parts(
             errors: list[Exception] = []
             number = 1
             for block in _search_ahead(
-                _blocks_of(part), readers, pool, threads, errors.append
+                _blocks_of(part, latest), readers, pool, threads, errors.append
             ):
                 block.number = number
                 number += block.line_ends.size
@@ -493,31 +496,34 @@ def _index_of(words: frozenset[bytes]) -> WordIndex:
     return build_index(words)
 
 
-def _blocks_of(part: FilePart) -> Iterator[Block]:
+def _blocks_of(part: FilePart, latest: float | None) -> Iterator[Block]:
     if part.lines is not None:
-        yield from _read_blocks(_Lines(part.lines), part)
+        yield from _read_blocks(_Lines(part.lines), part, latest)
         return
     with open_log(part.path) as file:
         if not is_packed(part.path):
             size = os.fstat(file.fileno()).st_size
             part = attrs.evolve(part, stop=min(part.stop, size))
-        yield from _read_blocks(file, part)
+        yield from _read_blocks(file, part, latest)
 
 
-def _read_blocks(file: Any, part: FilePart) -> Iterator[Block]:
+def _read_blocks(
+    file: Any, part: FilePart, latest: float | None
+) -> Iterator[Block]:
     offset = max(part.start - BYTES_BEFORE, 0)
     if offset:
         file.seek(offset)
     own, kept, asked = part.start - offset, b"", _BLOCK_BYTES + BYTES_AFTER
-    label, latest = None, None
+    label = None
     while True:
         most = part.stop - offset - len(kept)
         data, is_whole, error = _read_on(file, kept, min(asked, most))
         is_last = asked >= most or not is_whole
         size = len(data) - PADDING
-        label = label or _find_rank_label(memoryview(data)[:size])
+        label = label or _find_label(memoryview(data)[:size])
         if not kept:  # the first block
-            latest = _find_latest_time(data[: min(size, _SAMPLE_BYTES)])
+            sample = data[: min(size, _SAMPLE_BYTES)]
+            latest = _find_latest_time(sample) or latest
         end = size
         if not is_last:
             end = _last_line_end(data, own, size - BYTES_AFTER)
@@ -619,11 +625,31 @@ def _find_latest_time(data: bytes) -> float | None:
     return latest if latest < time.time() else None
 
 
+# A job writes files with and without dates; in so many, one is looked for.
+_MOST_SAMPLED = 8
+
+
+def _find_latest_of_all(parts: Sequence[FilePart]) -> float | None:
+    """
+    Return a time that no line is after, for files without a date of their own.
+    """
+    if len(parts) < 2:
+        return None
+    step = -(-len(parts) // _MOST_SAMPLED)
+    for part in parts[::step]:
+        with suppress(*READ_ERRORS), open_log(part.path) as file:
+            latest = _find_latest_time(file.read(_SAMPLE_BYTES))
+            if latest is not None:
+                return latest
+    return None
+
+
 _MPI_TAG = re.compile(MPI_TAG)
 _SHORT_LABELS = (
     re.compile(TASK_LABEL),
     re.compile(r"\[(?P<rank>\d{1,7})\] "),
 )
+_NODE_LABEL = re.compile(TASK_LABEL.replace("<rank>", "<node_rank>"))
 _SAMPLE_BYTES = 1 << 16
 _LEAST_MPI_TAGS, _LEAST_SHORT_LABELS = 3, 8
 _LEAST_SHARE = 0.5
@@ -631,37 +657,52 @@ _LEAST_SHARE = 0.5
 _LEAST_REPEATS = 2
 
 
-def _find_rank_label(data: bytes | memoryview) -> re.Pattern[str] | None:
-    """
-    Return the pattern of the rank labels of a file, if most lines have one.
+# Programs that start the ranks of a node, in the lines that they log: behind
+# the number of a task, or behind the name of the node (pdsh).
+_NODE_LAUNCHER = re.compile(
+    rb"^(?: {0,6}\d{1,7}|([A-Za-z][\w.-]{1,80})): [^\n:]{0,60}[\d:,. ]{0,24}"
+    rb"[^\n:]{0,60}(?:torch[/.]distributed[/.](?:run|launcher|elastic)"
+    rb"[\w./]{0,60}:|\[launch\.py:)",
+    re.MULTILINE,
+)
 
-    ``srun --label`` and ``mpirun --tag-output`` write such labels.
+
+def _find_label(data: bytes | memoryview) -> re.Pattern[str] | None:
+    """
+    Return the pattern of the labels of lines, if most lines have one.
+
+    ``srun --label``, ``mpirun --tag-output``, and ``pdsh`` write such labels.
 
     Args:
         data: Some bytes of the file; a sample out of the middle is searched.
 
     Returns:
-        A pattern whose group ``rank`` is the number of the task, which is the
-        global rank; or ``None``.
+        A pattern with one group, an attribute of :class:`Origin`: ``rank`` is
+        the number of the task, which is the global rank; ``node_rank``, if
+        each task launches the ranks of a node; ``ip``, the name of the node.
+        Or ``None``.
     """
     begin = max((len(data) - _SAMPLE_BYTES) // 2, 0)
     text = str(data[begin : begin + _SAMPLE_BYTES], "utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]
-    if len(_labelled_ranks(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
+    if len(_labels(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
         return _MPI_TAG
 
+    hosts = dict.fromkeys(x for x in _NODE_LAUNCHER.findall(data))
+    patterns: Sequence[re.Pattern[str]] = _SHORT_LABELS
+    if names := "|".join(re.escape(x.decode()) for x in hosts if x):
+        patterns = (re.compile(f"(?P<ip>{names}): "),)
     least = max(_LEAST_SHORT_LABELS, _LEAST_SHARE * len(lines))
-    for pattern in _SHORT_LABELS:
-        numbers = _labelled_ranks(pattern, lines)
-        is_repeated = _LEAST_REPEATS * len(set(numbers)) <= len(numbers)
-        if len(numbers) >= least and is_repeated:
-            return pattern
+    for pattern in patterns:
+        labels = _labels(pattern, lines)
+        is_repeated = _LEAST_REPEATS * len(set(labels)) <= len(labels)
+        if len(labels) >= least and is_repeated:
+            return _NODE_LABEL if b"" in hosts else pattern
     return None
 
 
-def _labelled_ranks(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
-    found = map(pattern.match, lines)
-    return [label["rank"] for label in found if label]
+def _labels(pattern: re.Pattern[str], lines: list[str]) -> list[str]:
+    return [label[1] for label in map(pattern.match, lines) if label]
 
 
 # Launchers report on the job, not on the task with their label.
@@ -670,11 +711,11 @@ _LAUNCHER_PROGRAMS = ("slurmstepd: ", "srun: ", "mpirun", "mpiexec")
 
 def _parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
     """
-    Parse a line that may have the prefix of a log collector, or a rank label,
-    which is the rank of its origin.
+    Parse a line that may have the prefix of a log collector, or a label, which
+    is the rank of its origin, or that of the node.
 
     Args:
-        label: The pattern of :func:`_find_rank_label`.
+        label: The pattern of :func:`_find_label`.
     """
     found = label.match(raw) if label else None
     if found is None:
@@ -686,12 +727,15 @@ def _parse_labelled(raw: str, label: re.Pattern[str] | None) -> LogLine:
         return parse_line(message)._replace(stamp=stamp)
 
     line = parse_line(raw[found.end() :])
-    is_own = line.text.startswith(_LAUNCHER_PROGRAMS)
-    if is_own or (line.origin and line.origin.rank is not None):
+    if line.text.startswith(_LAUNCHER_PROGRAMS):
         return line
-    return line._replace(origin=_with_rank(line.origin, int(found["rank"])))
+    [(name, text)] = found.groupdict().items()
+    if line.origin and getattr(line.origin, name) is not None:
+        return line
+    return line._replace(origin=_with_label(line.origin, name, text))
 
 
 @lru_cache(maxsize=4096)
-def _with_rank(origin: Origin | None, rank: int) -> Origin:
-    return attrs.evolve(origin or Origin(), rank=rank)
+def _with_label(origin: Origin | None, name: str, text: str) -> Origin:
+    changes: dict[str, Any] = {name: text if name == "ip" else int(text)}
+    return attrs.evolve(origin or Origin(), **changes)

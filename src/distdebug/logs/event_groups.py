@@ -21,20 +21,21 @@ from typing import NamedTuple
 import attrs
 
 from .._text import clean
+from ..causes import Cause
 from ..findings import Evidence, Finding
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
 from .engine import is_packed
 from .lines import LogLine, Origin, open_log, rank_from_path
 from .model import Hit, LogGroup
-from .process_ranks import NO_PROCESSES, ProcessRanks
+from .process_ranks import NO_PROCESSES, NodeKey, ProcessRanks
 from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
 from .signatures import read_signatures, text_pattern
 from .tracebacks import PyError, Trace, find_root_error
 
 
 _RANK_WITHIN = 200
-# The task number of a Slurm step is the global rank.
+# The task number of a Slurm step is the global rank, or that of a node.
 _SRUN_TASKS = re.compile(
     r"\bsrun: error: [\w.-]{1,200}: tasks? (?P<tasks>[\d,-]{1,200}): "
 )
@@ -169,7 +170,10 @@ class EventGroup:
 
         ranks: Global ranks.
 
-        local_ranks: Pairs of a node, as the path shows it, and a local rank.
+        tasks: Numbers of tasks of Slurm, by file.
+
+        local_ranks: Pairs of a node, as path and label show it, and a local
+            rank.
 
         origins: The processes that printed them, as prefixes show.
 
@@ -189,7 +193,8 @@ class EventGroup:
     files: dict[str, int] = attrs.field(factory=dict)
     begins: dict[str, int] = attrs.field(factory=dict)
     ranks: set[int] = attrs.field(factory=set)
-    local_ranks: set[tuple[str, int]] = attrs.field(factory=set)
+    tasks: dict[str, set[int]] = attrs.field(factory=dict)
+    local_ranks: set[tuple[NodeKey, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
     named: dict[tuple[str, str], None] = attrs.field(factory=dict)
 
@@ -221,15 +226,21 @@ class EventGroup:
         for name in NAMING_GROUPS & event.groups.keys():
             if len(self.named) < _MOST_NAMED:
                 self.named[name, event.groups[name]] = None
+        self._add_ranks(event, hit, node)
+        if hit.origin and len(self.origins) < _MOST_NAMED:
+            self.origins[hit.origin] = None
+
+    def _add_ranks(self, event: Event, hit: Hit, node: str) -> None:
         if "ranks" in event.groups:
             numbers = _RANK_NUMBERS.findall(event.groups["ranks"])
+            if self.rule.after:  # each report lists all ranks anew
+                self.ranks.clear()
             self.ranks.update(map(int, numbers[:_MOST_TASKS]))
         elif hit.rank is not None:
             self.ranks.add(hit.rank)
         elif hit.local_rank is not None:
-            self.local_ranks.add((node, hit.local_rank))
-        if hit.origin and len(self.origins) < _MOST_NAMED:
-            self.origins[hit.origin] = None
+            label = hit.origin.node if hit.origin else ""
+            self.local_ranks.add(((node, label), hit.local_rank))
 
     def shares_file(self, other: EventGroup) -> bool:
         """
@@ -297,7 +308,8 @@ class EventGroups:
                 errors=event.errors,
             )
         if is_new_in_file and self._in_file <= _MOST_GROUPS_WITH_TASKS:
-            group.ranks.update(parse_task_numbers(tasks))
+            numbers = parse_task_numbers(tasks)
+            group.tasks.setdefault(self._path, set()).update(numbers)
         group.add(event, hit, self._node)
 
     def count_harmless(self) -> dict[str, int]:
@@ -320,6 +332,10 @@ class EventGroups:
             processes: The known ranks of processes, nodes, and GPUs.
         """
         harmful = [t for t in self._groups.values() if not t.rule.is_harmless]
+        for event_group in harmful:
+            for path, tasks in event_group.tasks.items():
+                if not processes.is_of_launchers(path):
+                    event_group.ranks |= tasks
         times = _begin_times(harmful)
         paths = dict.fromkeys(path for t in harmful for path in t.files)
         files = {path: n for n, path in enumerate(paths)}
@@ -406,7 +422,7 @@ _LAUNCHER_RULES = frozenset(
         "torchrun reports a failed worker",
     }
 )
-_NOT_SEVERE = 3
+_NOT_SEVERE, _IS_CONSEQUENCE = 3, 4
 
 
 def propagate_ranks(
@@ -434,7 +450,7 @@ def propagate_ranks(
             for x in event_groups
             if x.rule is group.rule
             and (x.ranks or x in propagated)
-            and group.shares_file(x)
+            and (group.shares_file(x) or _is_of_kernel(group))
         )
         is_known = group.has_ranks or group in propagated
         ranks = set() if is_known else set(next(same, ()))
@@ -442,11 +458,22 @@ def propagate_ranks(
         # the only rank that says the same.
         is_vague = group.rule.name in {EXCEPTION.name, *_LAUNCHER_RULES}
         is_alone = group.count == len(ranks) == 1 and not is_vague
-        if ranks and (is_alone or not group.shape):
+        if ranks and (is_alone or not (group.shape or _is_of_kernel(group))):
             propagated[group] = ranks
-    if ranks := _ranks_of_launcher(event_groups):
+    if ranks := _ranks_of_launcher(event_groups, propagated):
         propagated.setdefault(event_groups[0], ranks)
+    for group in event_groups:
+        if not group.has_ranks and group not in propagated:
+            ranks = _ranks_of_nodes(group, event_groups, processes)
+            propagated |= {group: ranks} if ranks else {}
     return propagated
+
+
+def _is_of_kernel(group: EventGroup) -> bool:
+    """
+    Return whether it names a process by its number alone.
+    """
+    return any(kind == "pid" for kind, _ in group.named)
 
 
 def _ranks_of_named(
@@ -463,11 +490,15 @@ def _ranks_of_named(
             ranks_of.setdefault(name, set()).update(group.ranks)
     found = {}
     for group in event_groups:
-        if group.has_ranks:
+        if group.ranks:
             continue
         known = (ranks_of[name] for name in group.named)
-        if group.named:
-            ranks = set().union(*known) or processes.find(group.named)
+        if group.local_ranks:
+            ranks = _global_ranks(group.local_ranks, processes)
+        elif group.named:
+            ranks = set().union(*known) or processes.find(
+                group.named, group.files
+            )
         else:  # who printed it is at fault
             ranks = processes.ranks_of(group.origins)
         if ranks:
@@ -475,7 +506,53 @@ def _ranks_of_named(
     return found
 
 
-def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
+# As pdsh and clush write.
+_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}): ")
+
+
+def _global_ranks(
+    local_ranks: Iterable[tuple[NodeKey, int]], processes: ProcessRanks
+) -> set[int]:
+    """
+    Return the global ranks of local ranks, if the nodes of all are known.
+    """
+    pairs = [(processes.on_node(*node), n) for node, n in local_ranks]
+    if not all(n < len(ranks) for ranks, n in pairs):
+        return set()
+    return {ranks[n] for ranks, n in pairs}
+
+
+def _ranks_of_nodes(
+    group: EventGroup,
+    event_groups: Iterable[EventGroup],
+    processes: ProcessRanks,
+) -> set[int]:
+    """
+    Return all ranks of the nodes that print it, if it is about each of them.
+    """
+    labels = {x.node for x in group.origins} or {""}
+    nodes = [(path, label) for path in group.files for label in labels]
+    ranks = {x for node in nodes for x in processes.on_node(*node)}
+    if host := _HOST_LABEL.match(group.first.text):
+        ranks = ranks or processes.find([("host", host[1])])
+    count = sum(
+        x.count
+        for x in event_groups
+        if x.rule is group.rule and x.files.keys() == group.files.keys()
+    )
+    is_end = (
+        group.rule.cause.ends_process
+        or group.rule.cause is Cause.NODE_MISCONFIGURED
+    )
+    is_each = is_end and bool(group.shape) and count >= len(ranks)
+    is_some = len(ranks) > 1 and not processes.is_all(ranks)
+    return ranks if is_some and (group.rule.is_of_node or is_each) else set()
+
+
+def _ranks_of_launcher(
+    event_groups: Sequence[EventGroup],
+    propagated: Mapping[EventGroup, set[int]],
+) -> set[int]:
     """
     Return the ranks that the launcher names, if only these can have failed.
     """
@@ -491,17 +568,28 @@ def _ranks_of_launcher(event_groups: Sequence[EventGroup]) -> set[int]:
     ):
         return set()
 
+    worst = severe[0]
     launchers = [
         x
         for x in event_groups
         if x.rule.name in _LAUNCHER_RULES
-        and x.ranks
-        and x.shares_file(severe[0])
+        and (x.ranks or x in propagated)
+        # The log of the kernel is a file of its own.
+        and (x.shares_file(worst) or _has_killed(worst, x))
     ]
     first = min(launchers, key=lambda x: x.first.offset, default=None)
+    if first is None:
+        return set()
+    ranks = first.ranks or propagated[first]
+    same = [x for x in event_groups if x.rule is worst.rule]
+    pids = {x for group in same for x in group.named if x[0] == "pid"}
     # Each of them failed once, so that none failed in the same way elsewhere.
-    is_each = first and len(first.ranks) == severe[0].count
-    return set(first.ranks) if first and is_each else set()
+    return ranks if len(ranks) == (len(pids) or worst.count) else set()
+
+
+def _has_killed(group: EventGroup, killed: EventGroup) -> bool:
+    causes = group.rule.cause, killed.rule.cause
+    return causes == (Cause.HOST_OUT_OF_MEMORY, Cause.KILLED)
 
 
 _PIECE_BYTES = 1 << 16
@@ -519,6 +607,12 @@ _STEP_NUMBER = re.compile(
     rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
     rb"|:(\d{1,5}) - \"post /[^\"\n]{1,200}\" 200\b"
 )
+_OF_NODE = re.compile(r"(?:raylet|gcs_server)[^/\\]{0,80}$")
+_FINITE_LOSS = re.compile(
+    rb"(?:loss|norm)[\w/]{0,40}[\"']?\s{0,3}[:=|]\s{0,3}[\"']?-?\d"
+)
+# So many finite values show that a loss recovered.
+_MANY_FINITE = 5
 _BLANK_START = re.compile(r"\.\{0,\d{1,4}\}")
 
 
@@ -559,18 +653,21 @@ def read_recoveries(
     Check what logs show after the last occurrence of each error.
 
     Returns:
-        For each error, what holds for all of its files.
+        For each error in logs of the job, what holds for all of these.
     """
     read_end = cache(_read_file_end)
     recoveries = {}
     for event_group in event_groups:
-        files = event_group.files
+        # What Ray's node logs, its driver prints, too, and goes on.
+        of_job = [x for x in event_group.files if not _OF_NODE.search(x)]
+        if not of_job:
+            continue
         found = [Recovery.NONE]
-        if len(files) <= _MOST_FILES and not any(map(is_packed, files)):
+        if len(of_job) <= _MOST_FILES and not any(map(is_packed, of_job)):
             with suppress(OSError, ValueError):  # rotated away meanwhile
                 found = [
                     _recovery_after(path, event_group, read_end(path))
-                    for path in files
+                    for path in of_job
                 ]
         recoveries[event_group] = min(found)
     return recoveries
@@ -605,6 +702,10 @@ def _recovery_after(
     path: str, event_group: EventGroup, end: _FileEnd
 ) -> Recovery:
     offset = event_group.files[path]
+    if event_group.rule.cause is Cause.IO_WAIT and _end_texts(
+        "restored"
+    ).search(_read_piece(path, offset)):
+        return Recovery.CERTAIN
     steps = {step for at, step in end.steps if at > offset}
     # A script may print that it completed after a failure, too.
     is_done = end.completed > offset and len(steps) >= _SOME_STEPS
@@ -617,6 +718,18 @@ def _recovery_after(
     else:
         is_progressing = end.size - offset > _STDOUT_BUFFER
     return Recovery.PROGRESSING if is_progressing else Recovery.NONE
+
+
+def _is_finite_again(event_group: EventGroup) -> bool:
+    """
+    Return whether finite values follow the last one that was not.
+    """
+    pieces = []
+    with suppress(OSError, ValueError):
+        for path, offset in event_group.files.items():
+            piece = _read_piece(path, offset).partition(b"\n")[2]
+            pieces.append(len(_FINITE_LOSS.findall(piece)) >= _MANY_FINITE)
+    return len(pieces) == len(event_group.files) and all(pieces)
 
 
 def _is_usual(path: str, event_group: EventGroup) -> bool:
@@ -650,7 +763,7 @@ _MOST_LISTED = 100
 _HANDLED_BY_PROGRAM = re.compile(
     # Except the messages of a watchdog, a crash, or a data loader worker.
     r"\b(?:(?<!watchdog )caught(?! signal| .{1,80} in \w)|skipp(?:ed|ing)(?! iterations)"
-    r"|ignor(?:ed|ing)|recovered|retry(?:ing)?|fall(?:ing)? ?back)\b",
+    r"|ignor(?:ed|ing)|recovered|retry(?:ing)?(?! count| limit|[ -]exceeded)|fall(?:ing)? ?back)\b",
     re.IGNORECASE,
 )
 # At most this many groups are checked for recovery.
@@ -663,7 +776,7 @@ def _are_of_one_node(event_groups: Iterable[EventGroup]) -> bool:
 
     The output of a launcher repeats what the files of its ranks hold.
     """
-    seen: dict[str, set[tuple[GroupKey, int]]] = {}
+    seen: dict[NodeKey, set[tuple[GroupKey, int]]] = {}
     outputs: set[str] = set()
     for group in event_groups:
         outputs.update(group.files)
@@ -673,7 +786,7 @@ def _are_of_one_node(event_groups: Iterable[EventGroup]) -> bool:
             key = "" if is_own else group.rule.name, group.key or group.shape
             seen.setdefault(node, set()).add((key, rank))
     # The node of an output is known by its path only.
-    copies = outputs.intersection(seen)
+    copies = {x for x in seen if x[0] in outputs}
     if len(seen) == 2 and len(copies) == 1:
         copy = {x for x in seen.pop(copies.pop()) if x[0][0]}
         return all(copy <= events for events in seen.values())
@@ -704,14 +817,31 @@ def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     """
     Return the groups that the job survived.
     """
-    # A loss that is not finite stays so, whatever the job does afterwards.
+    # A loss that is not finite stays so, whatever the job does afterwards,
+    # unless it shows that it does not.
+    lasting = [t for t in harmful if t.rule.cause.is_lasting]
     passing = [t for t in harmful if not t.rule.cause.is_lasting]
     known = read_recoveries(passing[:_MOST_RECOVERIES])
+    known |= {
+        t: Recovery.CERTAIN
+        for t in lasting[:_MOST_RECOVERIES]
+        if t.rule.cause is Cause.LOSS_NOT_FINITE and _is_finite_again(t)
+    }
     # Other ranks may go on for a while after one has died.
     all_recover = all(
         x or _is_handled(t) for t, x in known.items() if t.rule.cause.ends_job
     )
     least = Recovery.PROGRESSING if all_recover else Recovery.CERTAIN
+    # A node that sees how a process goes, which the job survives.
+    known |= (
+        {
+            t: least
+            for t in passing[:_MOST_RECOVERIES]
+            if t not in known and t.rule.priority == _IS_CONSEQUENCE
+        }
+        if any(known.values()) and all_recover
+        else {}
+    )
     return {
         event_group
         for event_group in harmful

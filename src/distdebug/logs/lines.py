@@ -53,11 +53,15 @@ class Origin:
 
         pid: The process id, on its node.
 
-        ip: The address of its node; Ray leaves out that of the driver.
+        ip: The address of its node, or its name; Ray leaves out that of the
+            driver.
 
         rank: The global rank, of ``[rank3]:`` or in the name.
 
         local_rank: The rank on its node, of torchrun's ``[default3]:``.
+
+        node_rank: The rank of its node, of ``srun --label`` if each task
+            launches the ranks of a node.
     """
 
     name: str = ""
@@ -65,6 +69,16 @@ class Origin:
     ip: str | None = None
     rank: int | None = None
     local_rank: int | None = None
+    node_rank: int | None = None
+
+    @property
+    def node(self) -> str:
+        """
+        The rank of its node, or its address; ``""`` if unknown.
+        """
+        return (
+            (self.ip or "") if self.node_rank is None else str(self.node_rank)
+        )
 
 
 class LogLine(NamedTuple):
@@ -829,17 +843,21 @@ def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
     Returns:
         The ranks of the files whose rank is known.
     """
-    found = {path: rank_from_path(path) for path in paths}
-    places = {path: place for path, place in found.items() if place}
+    every = {path: rank_from_path(path) for path in paths}
+    places = {path: place for path, place in every.items() if place}
     nodes = {x.launch for x in places.values() if x.kind == "local_rank"}
     ranks = {
         path: place.number
         for path, place in places.items()
         if place.kind == "rank" or len(nodes) == 1
     }
-    if not ranks and 1 < len(paths) <= _MAX_HEADER_FILES:
-        return _ranks_from_headers(paths) or _ranks_from_worker_names(paths)
-    return ranks
+    if ranks or not 1 < len(paths) <= _MAX_HEADER_FILES:
+        return ranks
+    if found := _ranks_from_headers(paths):
+        return found
+    by_name = _ranks_from_worker_names(paths)
+    # Workers that launch the ranks of a node are nodes.
+    return {} if any(map(_launches_ranks, by_name)) else by_name
 
 
 def world_size_from_files(paths: Iterable[str]) -> int | None:
@@ -884,18 +902,32 @@ def _header_ranks(path: str) -> set[int]:
     """
     Return the ranks that the header lines of a file name.
     """
-    try:
-        with open_log(path) as file:
-            head = file.read(_HEADER_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError, EOFError):
-        # The full read reports that the file cannot be read.
-        return set()
+    head = _read_head(path)
     return {int(x) for rule in _RANK_HEADERS for x in rule.findall(head)} | {
         x.number
         for line in head.split("\n")
         for x in ranks_in_text(line)
         if x.is_global and _OF_WORLD_SIZE.match(line, x.stop)
     }
+
+
+def _read_head(path: str) -> str:
+    try:
+        with open_log(path) as file:
+            return file.read(_HEADER_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError, EOFError):
+        # The full read reports that the file cannot be read.
+        return ""
+
+
+_NODE_LAUNCHER = late_pattern(
+    r"num_local_procs=|torch[/.]distributed[/.](?:run|launcher)\b[.\w]*:"
+    r"|nproc[-_]per[-_]node"
+)
+
+
+def _launches_ranks(path: str) -> bool:
+    return _NODE_LAUNCHER.search(_read_head(path)) is not None
 
 
 def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:

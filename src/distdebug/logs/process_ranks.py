@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 import attrs
 
@@ -26,12 +28,71 @@ from .signatures import read_signatures
 RanksByProcess = Mapping[tuple[str, int], int]
 
 
+#: A log, and the node in it, where the lines of several nodes have labels.
+NodeKey = tuple[str, str]
+
+# A node has fewer ranks.
+_MOST_ON_NODE = 1 << 10
+
+
+@attrs.define
+class NodeLog:
+    """
+    What a log shows of the node that it is from.
+
+    Attributes:
+        numbers: The ranks of nodes that it names; of its own, there is one.
+
+        sizes: How many processes there are on a node.
+
+        starts: The first ranks of nodes.
+
+        workers: The processes of the node whose end its launcher reports.
+
+        least: At least so many processes there are.
+
+        ranks: The ranks of the node, by local rank; empty if unknown.
+    """
+
+    numbers: set[int] = attrs.field(factory=set)
+    sizes: set[int] = attrs.field(factory=set)
+    starts: set[int] = attrs.field(factory=set)
+    workers: set[int] = attrs.field(factory=set)
+    least: int = 0
+    ranks: Sequence[int] = ()
+
+    def set_ranks(self, common_size: int) -> None:
+        """
+        Set the ranks, if it names its own node only.
+
+        Args:
+            common_size: How many ranks other nodes have.
+        """
+        size = min(self.sizes, default=common_size)
+        starts = self.starts or {number * size for number in self.numbers}
+        if not self.ranks and len(starts) == 1:
+            start = starts.pop()
+            self.ranks = range(start, start + min(size, _MOST_ON_NODE))
+
+
+def _set_node_ranks(logs: Mapping[NodeKey, NodeLog]) -> None:
+    nodes = logs.values()
+    sizes = {x for node in nodes for x in node.sizes}
+    least = max((max(len(x.workers), x.least) for x in nodes), default=0)
+    common = least if not sizes else min(sizes) if len(sizes) == 1 else 0
+    for node in nodes:
+        node.set_ranks(common)
+
+
 class ProcessRanks:
     """
     The known ranks of processes, nodes, and GPUs.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, nodes: Mapping[NodeKey, NodeLog] = MappingProxyType({})
+    ) -> None:
+        self._nodes = nodes
         self._ranks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         #: The ranks of processes.
         self.by_process: dict[tuple[str, int], int] = {}
@@ -42,6 +103,7 @@ class ProcessRanks:
         *,
         pid: int | None = None,
         hosts: Iterable[str | None] = (),
+        log: str = "",
         pci: str = "",
     ) -> None:
         """
@@ -50,12 +112,16 @@ class ProcessRanks:
         Args:
             hosts: The names and addresses of its node.
 
+            log: The log that shows it: containers may give their processes the
+                same numbers.
+
             pci: The address of its GPU.
         """
         places = [x for x in hosts if x]
         named = [("host", x) for x in places]
         if pid is not None:
             named.append(("pid", str(pid)))
+            named.append(("pid", f"{pid} {log}"))
             for place in places or [""]:
                 self.by_process.setdefault((place, pid), rank)
         if pci:
@@ -63,20 +129,29 @@ class ProcessRanks:
         for name in named:
             self._ranks[name].add(rank)
 
-    def find(self, named: Iterable[tuple[str, str]]) -> set[int]:
+    def find(
+        self, named: Iterable[tuple[str, str]], logs: Iterable[str] = ()
+    ) -> set[int]:
         """
         Return the ranks of what lines name.
 
         A process or a GPU counts only if no other node has one of that name.
+
+        Args:
+            logs: The logs that name it.
         """
         found: set[int] = set()
         for kind, value in named:
             if kind == "host":
                 found |= self._ranks_on(value)
                 continue
-            ranks = self._ranks.get((kind, _normalize(kind, value)), set())
-            if len(ranks) == 1:
-                found |= ranks
+            # Containers may give their processes the same numbers.
+            in_logs = (self._ranks.get((kind, f"{value} {x}")) for x in logs)
+            everywhere = self._ranks.get((kind, _normalize(kind, value)))
+            for ranks in (*in_logs, everywhere):
+                if ranks and len(ranks) == 1:
+                    found |= ranks
+                    break
         return found
 
     def rank_of(self, pid: int | None, places: Iterable[str]) -> int | None:
@@ -101,13 +176,65 @@ class ProcessRanks:
         ranks = (self.rank_of(x.pid, [x.ip or ""]) for x in origins)
         return {rank for rank in ranks if rank is not None}
 
-    def _ranks_on(self, host: str) -> set[int]:
-        known = (
-            ranks
-            for (kind, name), ranks in self._ranks.items()
-            if kind == "host" and same_host(name, host)
+    def on_node(self, path: str, label: str = "") -> Sequence[int]:
+        """
+        Return the ranks of the node that a log is from, by local rank.
+
+        Args:
+            label: The node in it, where the lines of several have labels.
+        """
+        node = self._nodes.get((path, label))
+        if label or (node and node.ranks):
+            return node.ranks if node else ()
+        hosts = [x for kind, x in self._ranks if kind == "host"]
+        own = [x for x in hosts if _is_named_after(path, x)]
+        return sorted(self._ranks_on(max(own, key=len))) if own else ()
+
+    def is_of_launchers(self, path: str) -> bool:
+        """
+        Return whether a log is from launchers, one for each node.
+        """
+        return any(
+            own == path and (label.isdecimal() or node.workers)
+            for (own, label), node in self._nodes.items()
         )
-        return set().union(*known)
+
+    def is_all(self, ranks: AbstractSet[int]) -> bool:
+        """
+        Return whether these are all ranks that are known.
+        """
+        on_nodes = (node.ranks for node in self._nodes.values())
+        known = chain(*self._ranks.values(), *on_nodes)
+        return all(rank in ranks for rank in known)
+
+    def _ranks_on(self, host: str) -> set[int]:
+        """
+        Return the ranks on a host; those between two of its own are its, too.
+        """
+        own: set[int] = set()
+        others: set[int] = set()
+        for (kind, name), ranks in self._ranks.items():
+            if kind == "host":
+                (own if same_host(name, host) else others).update(ranks)
+        if not own:
+            for (path, _), node in self._nodes.items():
+                if _is_named_after(path, host):
+                    own.update(node.ranks)
+        between = range(min(own, default=0), max(own, default=0))
+        if len(between) < _MOST_ON_NODE and others.isdisjoint(between):
+            own.update(between)
+        return own
+
+
+def _is_named_after(path: str, host: str) -> bool:
+    """
+    Return whether a file, or its folder, is named after a host.
+    """
+    is_address = host.replace(".", "").isdecimal()
+    short = host if is_address else host.partition(".")[0]
+    name = "/".join(re.split(r"[/\\]", path)[-2:])
+    pattern = rf"(?i)(?<![a-z0-9]){re.escape(short)}(?![a-z0-9])"
+    return len(short) > 2 and re.search(pattern, name) is not None
 
 
 NO_PROCESSES = ProcessRanks()
@@ -132,7 +259,9 @@ class ProcessForm:
         words: At least one of them occurs.
 
         pattern: May have the groups ``rank``, ``local_rank``, ``ranks`` (all
-            of a node), ``pid``, and ``host``.
+            of a host), ``pid``, and ``host``; and of the node that prints it
+            ``node_rank``, ``local_size``, ``node_ranks`` (all of them), and
+            ``worker`` (a process whose end its launcher reports).
 
         is_weak: Whether it counts only for processes that no other form names.
 
@@ -160,9 +289,30 @@ def process_forms() -> Mapping[bytes, tuple[ProcessForm, ...]]:
 
 # Launchers and processes name themselves in the beginning, and at the end.
 _HEAD_BYTES, _TAIL_BYTES = 1 << 19, 1 << 17
+# The groups that show something of the node.
+_NODE_GROUPS = {
+    "node_rank",
+    "local_rank",
+    "local_size",
+    "node_ranks",
+    "worker",
+}
 # After so many lines without a new rank, no more are read.
 _MOST_IDLE = 200
 _MOST_HITS, _MOST_FACTS, _MOST_HOSTS = 1 << 10, 1 << 17, 1 << 14
+
+
+class _Fact(NamedTuple):
+    """
+    What a line shows of a process; ``""`` is unknown.
+    """
+
+    is_weak: bool
+    rank: str
+    local_rank: str
+    pid: str
+    host: str
+    node: NodeKey
 
 
 class ProcessReader(LogReader):
@@ -178,8 +328,11 @@ class ProcessReader(LogReader):
     def __init__(self, known: RanksByProcess = MappingProxyType({})) -> None:
         super().__init__()
         self._known = known
-        self._facts: dict[tuple[bool, str, str, str, str], None] = {}
+        self._facts: dict[_Fact, None] = {}
         self._ranks_on: dict[str, list[int]] = {}
+        self._nodes: dict[NodeKey, NodeLog] = {}
+        #: The ranks that have printed something.
+        self.present: set[int] = set()
 
     def begin(self, part: FilePart) -> None:
         """
@@ -217,42 +370,74 @@ class ProcessReader(LogReader):
             )
         )
         for position in block.lines_with(found):
-            count = len(self._facts) + len(self._ranks_on)
+            count = self._count()
             line = position.parse()
+            # The prefix of the line may name its process.
+            self._add({}, line, is_weak=False)
             for form in {x for word in position.words for x in forms[word]}:
                 for groups in form.pattern.finditer(line.text):
-                    self._add(groups.groupdict(), line, form.is_weak)
-            idle += len(self._facts) + len(self._ranks_on) == count
+                    self._add(groups.groupdict(), line, is_weak=form.is_weak)
+            idle += self._count() == count
             if idle >= _MOST_IDLE or len(self._facts) >= _MOST_FACTS:
                 return
+
+    def _count(self) -> int:
+        workers = sum(len(node.workers) for node in self._nodes.values())
+        processes = len(self._facts) + len(self.present) + workers
+        return processes + len(self._nodes) + len(self._ranks_on)
 
     def _add(
         self,
         groups: Mapping[str, str | None],
         line: LogLine,
-        is_weak: bool,  # noqa: FBT001 a private helper
+        *,
+        is_weak: bool,
     ) -> None:
-        origin = line.origin
-        host = groups.get("host") or (origin.ip if origin else "") or ""
+        origin = line.origin or Origin()
+        host = groups.get("host") or origin.ip or ""
         if ranks := groups.get("ranks"):
             if len(self._ranks_on) < _MOST_HOSTS:
-                numbers = re.findall(r"\d{1,7}", ranks)
-                self._ranks_on[host] = [int(x) for x in numbers]
+                self._ranks_on[host] = _numbers(ranks)
             return
-        pid = groups.get("pid") or (origin.pid if origin else "") or ""
-        rank = groups.get("rank")
-        if rank is None and origin is not None and origin.rank is not None:
-            rank = str(origin.rank)
+        node = self.part.path, origin.node
+        self._add_node(node, {k: v for k, v in groups.items() if v})
+        pid = groups.get("pid") or _text(origin.pid)
+        rank = groups.get("rank") or _text(origin.rank)
         local_rank = groups.get("local_rank") or ""
+        if rank and not is_weak:
+            self.present.add(int(rank))
         if (rank or local_rank) and (pid or host):
-            fact = is_weak, rank or "", local_rank, str(pid), host
+            fact = _Fact(is_weak, rank, local_rank, pid, host, node)
             self._facts[fact] = None
+
+    def _add_node(self, key: NodeKey, groups: Mapping[str, str]) -> None:
+        """
+        Add what a line shows of the node that prints it.
+        """
+        is_about_node = key[1].isdecimal() or groups.keys() & _NODE_GROUPS
+        is_too_many = len(self._nodes) >= _MOST_HOSTS
+        if not is_about_node or (is_too_many and key not in self._nodes):
+            return
+        node = self._nodes.setdefault(key, NodeLog())
+        for text in (key[1], groups.get("node_rank", "")):
+            node.numbers |= {int(text)} if text.isdecimal() else set()
+        if size := int(groups.get("local_size", 0)):
+            node.sizes.add(size)
+        if worker := groups.get("worker"):
+            node.workers.add(int(worker))
+        if local_rank := groups.get("local_rank"):
+            node.least = max(node.least, int(local_rank) + 1)
+            if rank := groups.get("rank"):
+                node.starts.add(int(rank) - int(local_rank))
+        if ranks := groups.get("node_ranks"):
+            node.ranks = _numbers(ranks)
 
     def result(self, logs: CollectiveLogs) -> ProcessRanks:
         """
         Return the ranks that these lines, and those of NCCL and watchdogs, show.
         """
-        known = ProcessRanks()
+        _set_node_ranks(self._nodes)
+        known = ProcessRanks(self._nodes)
         for (place, number), rank in self._known.items():
             known.add(rank, pid=number, hosts=[place])
         for origin in rank_origins(logs).values():
@@ -264,12 +449,28 @@ class ProcessReader(LogReader):
         for host, ranks in self._ranks_on.items():
             for rank in ranks:
                 known.add(rank, hosts=[host])
-        for is_weak, text, local_rank, pid_text, host in sorted(self._facts):
-            on_node = dict(enumerate(self._ranks_on.get(host, ())))
-            found = int(text) if text else on_node.get(int(local_rank))
-            pid = int(pid_text) if pid_text else None
-            if is_weak and known.rank_of(pid, [host]) is not None:
+        for fact in sorted(self._facts):
+            on_node = self._ranks_on.get(fact.host) or known.on_node(
+                *fact.node
+            )
+            found = _rank_of(fact, on_node)
+            pid = int(fact.pid) if fact.pid else None
+            if fact.is_weak and known.rank_of(pid, [fact.host]) is not None:
                 continue
             if found is not None:
-                known.add(found, pid=pid, hosts=[host])
+                known.add(found, pid=pid, hosts=[fact.host], log=fact.node[0])
         return known
+
+
+def _rank_of(fact: _Fact, on_node: Sequence[int]) -> int | None:
+    if fact.rank:
+        return int(fact.rank)
+    return dict(enumerate(on_node)).get(int(fact.local_rank))
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(x) for x in re.findall(r"\d{1,7}", text)]

@@ -184,6 +184,8 @@ class LogRule:
 
         is_harmless: Whether such lines only look bad.
 
+        is_of_node: Whether it is about the whole node that prints it.
+
         example: A line that the rule matches.
 
         counterexample: A line that it does not match.
@@ -208,6 +210,7 @@ class LogRule:
     )
     remedy: str = ""
     is_harmless: bool = False
+    is_of_node: bool = False
     example: str = ""
     counterexample: str = ""
     is_built_in: bool = False

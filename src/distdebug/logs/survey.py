@@ -153,6 +153,8 @@ class _Readers:
         """
         collectives = self.collectives.result([*files])
         processes = self.processes.result(collectives)
+        present = frozenset(self.processes.present)
+        collectives = attrs.evolve(collectives, present=present)
         timelines = self.phase.timelines
         return LogSurvey(
             scan=self.scan.report(missing, processes),

@@ -30,6 +30,7 @@ from ..findings import Confidence, Evidence, Location
 from ..logs import (
     TRACEBACK_HEADER,
     TracebackReader,
+    explain_error,
     open_log,
     parse_frames,
     parse_time,
@@ -136,9 +137,13 @@ def find_error_cause(error: str, otherwise: Cause) -> Cause:
 
         otherwise: The cause if the message names none.
     """
-    return next(
-        (cause for x, cause in _ERROR_CAUSES if x.search(error)), otherwise
-    )
+    for pattern, cause in _ERROR_CAUSES:
+        if pattern.search(error):
+            return cause
+    rule = explain_error(error)
+    if rule is None or rule.is_harmless or not rule.cause.ends_process:
+        return otherwise
+    return otherwise if rule.cause is Cause.RANK_CRASHED else rule.cause
 
 
 def label_process(

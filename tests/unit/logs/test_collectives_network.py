@@ -644,13 +644,25 @@ VERDICTS = {
     "Gloo that is refused is a matter of the network": (
         [
             (
-                f"{GLOO.format(1)}pair.cc:799] connect [127.0.1.1]:44941: "
+                f"{GLOO.format(1)}pair.cc:799] connect [10.0.1.1]:44941: "
                 "Connection refused"
             )
         ],
         None,
         ("network_failure", (), "likely"),
         "GLOO_SOCKET_IFNAME",
+        "rank 1 did not reach",
+    ),
+    "a loopback address is what a node told the others": (
+        [
+            (
+                f"{GLOO.format(1)}pair.cc:799] connect [127.0.1.1]:44941: "
+                "Connection refused"
+            )
+        ],
+        None,
+        ("network_misconfigured", (), "likely"),
+        "/etc/hosts",
         "rank 1 did not reach",
     ),
     "a rank that does not complete the set-up is named": (
@@ -665,7 +677,7 @@ VERDICTS = {
     "bridges of containers exist on each node by themselves": (
         [*healthy(), nccl(0, "NET/Socket : Using [0]docker0:172.17.0.1<0>")],
         None,
-        ("network_misconfigured", (), "likely"),
+        ("network_misconfigured", (0, 1), "likely"),
         "node0",
         "NCCL_SOCKET_IFNAME",
     ),

@@ -476,6 +476,8 @@ class CollectiveLogs(Shown):
 
         world_size: Number of ranks of the job; ``None`` if unknown.
 
+        present: The ranks that have printed something.
+
         attempts: Number of runs of the job in these logs.
 
         quiet: Seconds between the last write to any of the files and reading
@@ -498,6 +500,7 @@ class CollectiveLogs(Shown):
     notes: tuple[NcclNote, ...] = ()
     calls: tuple[NcclCall, ...] = ()
     world_size: int | None = None
+    present: frozenset[int] = frozenset()
     attempts: int = 1
     quiet: float | None = None
     missing: tuple[Missing, ...] = ()

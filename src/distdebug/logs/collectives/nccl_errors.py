@@ -20,6 +20,7 @@ from .model import (
     NcclNote,
     first_difference,
     log_finding,
+    rank_origins,
 )
 
 
@@ -84,21 +85,30 @@ def explain_network(
     """
     return [
         *_explain_warnings(logs.notes),
-        *_explain_interfaces(logs.notes, has_failed=has_failed),
-        *_explain_socket_fallback(logs.notes, has_failed=has_failed),
-        *_explain_versions(logs.notes),
+        *_explain_interfaces(logs, has_failed=has_failed),
+        *_explain_socket_fallback(logs, has_failed=has_failed),
+        *_explain_versions(logs),
     ]
 
 
+def _ranks_on(logs: CollectiveLogs, notes: Iterable[NcclNote]) -> list[int]:
+    """
+    Return the ranks on the nodes that some lines are from.
+    """
+    hosts = {x.host for x in notes} - {""}
+    origins = rank_origins(logs).values()
+    return [x.rank for x in origins if x.host in hosts]
+
+
 def _explain_interfaces(
-    notes: Iterable[NcclNote], *, has_failed: bool
+    logs: CollectiveLogs, *, has_failed: bool
 ) -> Iterator[Finding]:
     """
     Report interfaces that other nodes cannot reach, or of several networks.
     """
     used = {
         note: _INTERFACE_ADDRESS.findall(note.text)
-        for note in notes
+        for note in logs.notes
         if note.kind == "interface"
     }
     if len({x.host for x in used}) < 2:
@@ -111,6 +121,7 @@ def _explain_interfaces(
             f"nodes cannot reach: {virtual[0].text}",
             virtual,
             _SOCKET_INTERFACE_REMEDY,
+            ranks=_ranks_on(logs, virtual),
         )
     elif has_failed:
         yield from _explain_different_networks(used)
@@ -140,7 +151,7 @@ def _explain_different_networks(
 
 
 def _first_hosts(notes: Iterable[NcclNote]) -> str:
-    return ", ".join(sorted({x.host for x in notes})[:4])
+    return ", ".join(sorted({x.host for x in notes} - {""})[:4])
 
 
 def _is_virtual(interface: tuple[str, str]) -> bool:
@@ -149,9 +160,9 @@ def _is_virtual(interface: tuple[str, str]) -> bool:
 
 
 def _explain_socket_fallback(
-    notes: Iterable[NcclNote], *, has_failed: bool
+    logs: CollectiveLogs, *, has_failed: bool
 ) -> Iterator[Finding]:
-    networks = [x for x in notes if x.kind == "network"]
+    networks = [x for x in logs.notes if x.kind == "network"]
     socket = [x for x in networks if x.text == "Socket"]
     others = [x for x in networks if x.text != "Socket"]
     hosts = {x.host for x in socket}
@@ -163,31 +174,42 @@ def _explain_socket_fallback(
             socket,
             "see what these nodes lack: cards, drivers, the plug-in of the "
             "network, or NCCL_IB_DISABLE that differs",
+            ranks=_ranks_on(logs, socket),
             confidence="likely" if has_failed else "possible",
         )
 
 
-def _explain_versions(notes: Iterable[NcclNote]) -> Iterator[Finding]:
+def _explain_versions(logs: CollectiveLogs) -> Iterator[Finding]:
     by_version: dict[str, list[NcclNote]] = defaultdict(list)
-    for note in notes:
+    for note in logs.notes:
         if note.kind == "version":
             by_version[note.text.partition("+")[0]].append(note)
     some = by_version.values()
     # Versions may differ between runs, so compare within one run.
     attempts = Counter(x for same in some for x in {y.attempt for y in same})
-    hosts = [{x.host for x in same} - {""} for same in some]
+    hosts = {
+        version: {x.host for x in same} - {""}
+        for version, same in by_version.items()
+    }
+    every = set().union(*hosts.values())
     if (
-        len(by_version) > 1
-        and max(attempts.values()) > 1
-        and all(hosts)
-        and len(set().union(*hosts)) > 1
+        len(by_version) < 2
+        or max(attempts.values()) < 2
+        or len(every) < 2
+        or not all(hosts.values())
     ):
-        yield log_finding(
-            Cause.NODE_MISCONFIGURED,
-            f"nodes use different versions of NCCL: {', '.join(sorted(by_version))}",
-            [same[0] for same in some],
-            "install the same version on all nodes",
-        )
+        return
+    rarest = min(hosts, key=lambda version: len(hosts[version]))
+    # Of two halves, either may be the one to change.
+    odd = by_version[rarest] if 2 * len(hosts[rarest]) < len(every) else []
+    where = f"; {rarest} only on {_first_hosts(odd)}" if odd else ""
+    yield log_finding(
+        Cause.NODE_MISCONFIGURED,
+        f"nodes use different versions of NCCL: {', '.join(sorted(by_version))}{where}",
+        [same[0] for same in some],
+        "install the same version on all nodes",
+        ranks=_ranks_on(logs, odd),
+    )
 
 
 _P2P_OPS = frozenset({"send", "recv"})

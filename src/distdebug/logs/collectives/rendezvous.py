@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ...causes import Cause
@@ -37,6 +38,12 @@ _DETAIL_REMEDY = (
 )
 
 
+_LOOPBACK_REMEDY = (
+    "; a node whose /etc/hosts gives its own name a loopback address tells that "
+    "to the others"
+)
+
+
 def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     """
     Explain timeouts, lost connections, and failed connects of Gloo.
@@ -49,15 +56,21 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     unreached = by_kind["connect"]
     if not unreached:
         return _explain_closed_connections(logs, by_kind["closed"])
-    peers = ", ".join(dict.fromkeys(x.peer for x in unreached if x.peer))
+    addresses = dict.fromkeys(x.peer for x in unreached if x.peer)
+    peers = ", ".join(addresses)
+    is_loopback = bool(peers) and all("127." in x[:5] for x in addresses)
     return [
         log_finding(
-            Cause.NETWORK_FAILURE,
+            Cause.NETWORK_MISCONFIGURED
+            if is_loopback
+            else Cause.NETWORK_FAILURE,
             f"{ranks_label(unreached)} did not reach the others over Gloo"
             + (f" ({peers[:200]})" if peers else ""),
             unreached,
             "check GLOO_SOCKET_IFNAME on every node: each must name an "
-            "interface through which the others are reached",
+            "interface through which the others are reached"
+            + _LOOPBACK_REMEDY
+            * is_loopback,
         )
     ]
 
@@ -280,12 +293,15 @@ def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
         timeouts = [x for x in logs.stores if x.kind == kind]
         # A missing key may follow from any other failure.
         if timeouts and not (kind == "keys" and findings):
-            findings.append(_store_finding(kind, rule, timeouts))
+            findings.append(_store_finding(kind, rule, timeouts, logs.present))
     return findings
 
 
 def _store_finding(
-    kind: str, rule: _StoreRule, timeouts: Sequence[StoreTimeout]
+    kind: str,
+    rule: _StoreRule,
+    timeouts: Sequence[StoreTimeout],
+    present: AbstractSet[int],
 ) -> Finding:
     latest = max(timeouts, key=lambda x: x.joined or 0)
     # Whether group ranks are known to be global ranks.
@@ -294,18 +310,21 @@ def _store_finding(
     )
     ranks: set[int] = set()
     cause, problem = rule.cause, "did not come"
+    everyone = set(range(min(latest.expected or 0, _MAX_RANKS)))
+    joined = latest.joined or 0
     if kind == "barrier":
         # Who was missing is known if all others complain.
         members = {x.group_rank for x in timeouts} - {None}
-        size = min(latest.expected or 0, _MAX_RANKS)
-        if 0 < (latest.joined or 0) <= len(members):
-            ranks = set(range(size)) - members
+        if 0 < joined <= len(members):
+            ranks = everyone - members
+    elif kind == "clients" and joined == len(present & everyone):
+        ranks = everyone - present
     elif kind == "unique_id":
         ranks = {0} if is_default else set()
         if any(lost_peer().search(x.reason) for x in timeouts):
             cause, problem = Cause.RANK_CRASHED, "was gone"
     facts = {
-        "joined": latest.joined or 0,
+        "joined": joined,
         "expected": latest.expected or 0,
         "within": timeout_text(timeouts),
         "reporters": ranks_label(timeouts),

@@ -447,10 +447,16 @@ _PLACEHOLDER = re.compile(r"\{(\w{1,40})\}")
 def failure_findings(timelines: Iterable[Timeline]) -> tuple[Finding, ...]:
     """
     Return one finding per failure in the logs, in the order of the lines.
+
+    A job survived what it met before it trained, if it completed then.
     """
     known: dict[tuple[str, str], FailureRecord] = {}
     for timeline in timelines:
+        is_done = timeline.ending and timeline.ending[0] == "completed"
+        trained = timeline.last_training if is_done else 0
         for record in timeline.failures:
+            if record.last < trained and not record.failure.cause.is_lasting:
+                continue
             key = (record.failure.name, record.facts.get("pid", ""))
             known.setdefault(key, record)
     attributed = {x.failure.name for x in known.values() if x.is_attributed}

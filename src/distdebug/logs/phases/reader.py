@@ -148,11 +148,8 @@ class TracebackTracker:
             timeline.ending = ("failed", last)
         elif timeline.ending[0] != "failed":
             return
-        tracks = timeline.tracks.values()
         # The job survived all exceptions before it trained last.
-        since = max(
-            (x.last_order for x in tracks if x.phase.trains), default=0
-        )
+        since = timeline.last_training
         timeline.reason = min(
             (x for at, x in self._raised.values() if at >= since),
             key=_follows,

@@ -23,7 +23,7 @@ from .framework_rules import (
     RuleIndex,
 )
 from .model import PhaseState, PhaseStatus
-from .progress_bars import Progress
+from .progress_bars import Progress, parse_bars
 
 
 _MOST_BARS = 4096
@@ -322,14 +322,27 @@ class Timeline:
         )
 
     @property
+    def last_training(self) -> int:
+        """
+        Return how many lines were read when it trained last; 0 for never.
+        """
+        tracks = (x for x in self.tracks.values() if x.phase.trains)
+        return max((x.last_order for x in tracks), default=0)
+
+    @property
     def idle_s(self) -> float | None:
         """
         Return how long before the last line the last step was, if it trains.
         """
-        last = max((x.last_at or 0.0 for x in self.tracks.values()), default=0)
-        if not (self.trains and last and self.time) or self.ending:
+        tracks = [x for x in self.tracks.values() if x.last_at]
+        newest = max(tracks, key=lambda x: x.last_at or 0.0, default=None)
+        if not (self.trains and newest and self.time) or self.ending:
             return None
-        return max(self.time - last, 0.0)
+        # Steps without a time may have gone on long after the last time.
+        line = newest.line
+        if line and line.time is None and not any(parse_bars(line.text)):
+            return None
+        return max(self.time - (newest.last_at or 0.0), 0.0)
 
     def track(
         self,
