@@ -1,9 +1,9 @@
 """
-Group log events by rule and traceback, attribute ranks, make findings.
+Group log events by rule and traceback, and make findings of them.
 
 Events of all files are counted per rule, attributed to ranks by file name,
-launcher prefix, or text, checked for whether the job recovered, and turned
-into findings, the most severe and earliest first.
+launcher prefix, or text, and turned into findings, the most severe and earliest
+first; those that the job survived come last.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ from __future__ import annotations
 import re
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from enum import IntEnum
-from functools import cache
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from .._text import clean
-from ..causes import Cause
 from ..findings import Evidence, Finding
 from ..identity import ranks_in_text
 from ..ranks import ranks_text
-from .engine import is_packed
-from .lines import LogLine, Origin, open_log, rank_from_path
+from .lines import LogLine, Origin, rank_from_path
 from .model import Hit, LogGroup
 from .process_ranks import NO_PROCESSES, NodeKey, ProcessRanks
+from .rank_attribution import are_of_one_node, propagate_ranks
+from .recovery import find_survived
 from .rules import EXCEPTION, LEAST_PRIORITY, NAMING_GROUPS, LogRule
-from .signatures import read_signatures, text_pattern
 from .tracebacks import PyError, Trace, find_root_error
 
 
@@ -348,12 +342,12 @@ class EventGroups:
             return event_group.rule.priority, time is None, time or 0.0, *place
 
         harmful.sort(key=order)
-        survived = _find_survived(harmful)
+        survived = find_survived(harmful)
         harmful.sort(key=survived.__contains__)
         propagated = propagate_ranks(
             [t for t in harmful if t not in survived], processes
         )
-        is_one_node = _are_of_one_node(harmful)
+        is_one_node = are_of_one_node(harmful)
         groups = []
         for event_group in harmful:
             ranks = event_group.ranks | propagated.get(event_group, set())
@@ -413,384 +407,7 @@ def _make_hit(event: Event, path: str, path_rank: Mapping[str, int]) -> Hit:
     )
 
 
-# Rules of launchers, which report who ended first, not why.
-_LAUNCHER_RULES = frozenset(
-    {
-        "MPI reports a failed process",
-        "killed",
-        "task ended by Slurm",
-        "torchrun reports a failed worker",
-    }
-)
-_NOT_SEVERE, _IS_CONSEQUENCE = 3, 4
-
-
-def propagate_ranks(
-    event_groups: Sequence[EventGroup],
-    processes: ProcessRanks = NO_PROCESSES,
-) -> dict[EventGroup, set[int]]:
-    """
-    Propagate ranks to event groups that show none.
-
-    An assertion of a GPU kernel stands before the traceback of its rank; and
-    where a single process failed, the launcher names its rank.
-
-    Args:
-        event_groups: The groups, the most severe first.
-
-        processes: The known ranks of processes, nodes, and GPUs.
-
-    Returns:
-        Global ranks by event group.
-    """
-    propagated = _ranks_of_named(event_groups, processes)
-    for group in event_groups:
-        same = (
-            x.ranks or propagated[x]
-            for x in event_groups
-            if x.rule is group.rule
-            and (x.ranks or x in propagated)
-            and (group.shares_file(x) or _is_of_kernel(group))
-        )
-        is_known = group.has_ranks or group in propagated
-        ranks = set() if is_known else set(next(same, ()))
-        # A traceback that says more than that something was raised is that of
-        # the only rank that says the same.
-        is_vague = group.rule.name in {EXCEPTION.name, *_LAUNCHER_RULES}
-        is_alone = group.count == len(ranks) == 1 and not is_vague
-        if ranks and (is_alone or not (group.shape or _is_of_kernel(group))):
-            propagated[group] = ranks
-    if ranks := _ranks_of_launcher(event_groups, propagated):
-        propagated.setdefault(event_groups[0], ranks)
-    for group in event_groups:
-        if not group.has_ranks and group not in propagated:
-            ranks = _ranks_of_nodes(group, event_groups, processes)
-            propagated |= {group: ranks} if ranks else {}
-    return propagated
-
-
-def _is_of_kernel(group: EventGroup) -> bool:
-    """
-    Return whether it names a process by its number alone.
-    """
-    return any(kind == "pid" for kind, _ in group.named)
-
-
-def _ranks_of_named(
-    event_groups: Sequence[EventGroup], processes: ProcessRanks
-) -> dict[EventGroup, set[int]]:
-    """
-    Return the ranks of the processes, nodes, and GPUs that groups name.
-
-    The kernel kills a process, and its rank reports the same process.
-    """
-    ranks_of: dict[tuple[str, str], set[int]] = {}
-    for group in event_groups:
-        for name in group.named:
-            ranks_of.setdefault(name, set()).update(group.ranks)
-    found = {}
-    for group in event_groups:
-        if group.ranks:
-            continue
-        known = (ranks_of[name] for name in group.named)
-        if group.local_ranks:
-            ranks = _global_ranks(group.local_ranks, processes)
-        elif group.named:
-            ranks = set().union(*known) or processes.find(
-                group.named, group.files
-            )
-        else:  # who printed it is at fault
-            ranks = processes.ranks_of(group.origins)
-        if ranks:
-            found[group] = ranks
-    return found
-
-
-# As pdsh and clush write.
-_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}): ")
-
-
-def _global_ranks(
-    local_ranks: Iterable[tuple[NodeKey, int]], processes: ProcessRanks
-) -> set[int]:
-    """
-    Return the global ranks of local ranks, if the nodes of all are known.
-    """
-    pairs = [(processes.on_node(*node), n) for node, n in local_ranks]
-    if not all(n < len(ranks) for ranks, n in pairs):
-        return set()
-    return {ranks[n] for ranks, n in pairs}
-
-
-def _ranks_of_nodes(
-    group: EventGroup,
-    event_groups: Iterable[EventGroup],
-    processes: ProcessRanks,
-) -> set[int]:
-    """
-    Return all ranks of the nodes that print it, if it is about each of them.
-    """
-    labels = {x.node for x in group.origins} or {""}
-    nodes = [(path, label) for path in group.files for label in labels]
-    ranks = {x for node in nodes for x in processes.on_node(*node)}
-    if host := _HOST_LABEL.match(group.first.text):
-        ranks = ranks or processes.find([("host", host[1])])
-    count = sum(
-        x.count
-        for x in event_groups
-        if x.rule is group.rule and x.files.keys() == group.files.keys()
-    )
-    is_end = (
-        group.rule.cause.ends_process
-        or group.rule.cause is Cause.NODE_MISCONFIGURED
-    )
-    is_each = is_end and bool(group.shape) and count >= len(ranks)
-    is_some = len(ranks) > 1 and not processes.is_all(ranks)
-    return ranks if is_some and (group.rule.is_of_node or is_each) else set()
-
-
-def _ranks_of_launcher(
-    event_groups: Sequence[EventGroup],
-    propagated: Mapping[EventGroup, set[int]],
-) -> set[int]:
-    """
-    Return the ranks that the launcher names, if only these can have failed.
-    """
-    severe = [
-        x
-        for x in event_groups
-        if x is event_groups[0] or x.rule.priority < _NOT_SEVERE
-    ]
-    if (
-        not severe
-        or not severe[0].rule.cause.ends_process
-        or any(x.has_ranks for x in severe)
-    ):
-        return set()
-
-    worst = severe[0]
-    launchers = [
-        x
-        for x in event_groups
-        if x.rule.name in _LAUNCHER_RULES
-        and (x.ranks or x in propagated)
-        # The log of the kernel is a file of its own.
-        and (x.shares_file(worst) or _has_killed(worst, x))
-    ]
-    first = min(launchers, key=lambda x: x.first.offset, default=None)
-    if first is None:
-        return set()
-    ranks = first.ranks or propagated[first]
-    same = [x for x in event_groups if x.rule is worst.rule]
-    pids = {x for group in same for x in group.named if x[0] == "pid"}
-    # Each of them failed once, so that none failed in the same way elsewhere.
-    return ranks if len(ranks) == (len(pids) or worst.count) else set()
-
-
-def _has_killed(group: EventGroup, killed: EventGroup) -> bool:
-    causes = group.rule.cause, killed.rule.cause
-    return causes == (Cause.HOST_OUT_OF_MEMORY, Cause.KILLED)
-
-
-_PIECE_BYTES = 1 << 16
-_MOST_FILES = 20
-# This many different step numbers show that a job goes on.
-_MANY_STEPS, _SOME_STEPS = 20, 3
-# An error that occurs so often while a job goes on does not end it.
-_LEAST_USUAL = 3
-# Buffered output of a process may follow its fatal error.
-_STDOUT_BUFFER = 1 << 13
-# The text is in small letters, which is faster than to ignore case.  A request
-# that a server answered is a step, too, by the port of its client.
-_STEP_NUMBER = re.compile(
-    rb"(?:step|iteration|iter|epoch|batch)[\"']?[ :=\[(]{1,12}"
-    rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
-    rb"|:(\d{1,5}) - \"post /[^\"\n]{1,200}\" 200\b"
-)
-_OF_NODE = re.compile(r"(?:raylet|gcs_server)[^/\\]{0,80}$")
-_FINITE_LOSS = re.compile(
-    rb"(?:loss|norm)[\w/]{0,40}[\"']?\s{0,3}[:=|]\s{0,3}[\"']?-?\d"
-)
-# So many finite values show that a loss recovered.
-_MANY_FINITE = 5
-_BLANK_START = re.compile(r"\.\{0,\d{1,4}\}")
-
-
-@cache
-def _end_texts(name: str) -> re.Pattern[bytes]:
-    """
-    Return a pattern for the ends of files: one of ``[text]``, or ``"sure"``.
-    """
-    if name != "sure":
-        return re.compile(text_pattern(name).encode())
-    patterns = chain.from_iterable(
-        row["patterns"]
-        for row in read_signatures()["ending"]
-        if row.get("is_sure")
-    )
-    # They are searched for, and need no part that skips what stands before.
-    parts = (_BLANK_START.sub("", x, count=1) for x in patterns)
-    return re.compile("|".join(parts).encode(), re.IGNORECASE)
-
-
-class Recovery(IntEnum):
-    """
-    Whether a job recovered from an error, as the log shows.
-    """
-
-    NONE = 0
-    #: The job made steps, which other ranks may do for a while after one has
-    #: died.
-    PROGRESSING = 1
-    #: The job was started again, or completed.
-    CERTAIN = 2
-
-
-def read_recoveries(
-    event_groups: Iterable[EventGroup],
-) -> dict[EventGroup, Recovery]:
-    """
-    Check what logs show after the last occurrence of each error.
-
-    Returns:
-        For each error in logs of the job, what holds for all of these.
-    """
-    read_end = cache(_read_file_end)
-    recoveries = {}
-    for event_group in event_groups:
-        # What Ray's node logs, its driver prints, too, and goes on.
-        of_job = [x for x in event_group.files if not _OF_NODE.search(x)]
-        if not of_job:
-            continue
-        found = [Recovery.NONE]
-        if len(of_job) <= _MOST_FILES and not any(map(is_packed, of_job)):
-            with suppress(OSError, ValueError):  # rotated away meanwhile
-                found = [
-                    _recovery_after(path, event_group, read_end(path))
-                    for path in of_job
-                ]
-        recoveries[event_group] = min(found)
-    return recoveries
-
-
-class _FileEnd(NamedTuple):
-    """
-    The offsets of what the end of a file shows; -1 for nothing.
-    """
-
-    size: int
-    steps: list[tuple[int, bytes]]
-    completed: int
-    surely_completed: int
-
-
-def _read_file_end(path: str) -> _FileEnd:
-    with open_log(path) as file:
-        size = file.seek(0, 2)
-        start = max(size - _PIECE_BYTES, 0)
-        file.seek(start)
-        text = file.read(_PIECE_BYTES).lower()
-    steps = [(start + at, step) for at, step in _find_steps(text)]
-    completed, surely_completed = (
-        max((start + x.start() for x in pattern.finditer(text)), default=-1)
-        for pattern in map(_end_texts, ("says_completed", "sure"))
-    )
-    return _FileEnd(size, steps, completed, surely_completed)
-
-
-def _recovery_after(
-    path: str, event_group: EventGroup, end: _FileEnd
-) -> Recovery:
-    offset = event_group.files[path]
-    if event_group.rule.cause is Cause.IO_WAIT and _end_texts(
-        "restored"
-    ).search(_read_piece(path, offset)):
-        return Recovery.CERTAIN
-    steps = {step for at, step in end.steps if at > offset}
-    # A script may print that it completed after a failure, too.
-    is_done = end.completed > offset and len(steps) >= _SOME_STEPS
-    if is_done or end.surely_completed > offset:
-        return Recovery.CERTAIN
-    if len(steps) < _MANY_STEPS:
-        is_progressing = bool(steps) and _is_usual(path, event_group)
-    elif _end_texts("restarted").search(_read_piece(path, offset)):
-        return Recovery.CERTAIN
-    else:
-        is_progressing = end.size - offset > _STDOUT_BUFFER
-    return Recovery.PROGRESSING if is_progressing else Recovery.NONE
-
-
-def _is_finite_again(event_group: EventGroup) -> bool:
-    """
-    Return whether finite values follow the last one that was not.
-    """
-    pieces = []
-    with suppress(OSError, ValueError):
-        for path, offset in event_group.files.items():
-            piece = _read_piece(path, offset).partition(b"\n")[2]
-            pieces.append(len(_FINITE_LOSS.findall(piece)) >= _MANY_FINITE)
-    return len(pieces) == len(event_group.files) and all(pieces)
-
-
-def _is_usual(path: str, event_group: EventGroup) -> bool:
-    """
-    Return whether a job makes steps from one occurrence to the next.
-
-    A reward that runs programs of a model may log tracebacks all the time.
-    """
-    begin, end = event_group.begins[path], event_group.files[path]
-    if event_group.count < _LEAST_USUAL:
-        return False
-    text = _read_piece(path, begin)[: max(end - begin, 0)]
-    return len({step for _, step in _find_steps(text)}) >= _SOME_STEPS
-
-
-def _find_steps(text: bytes) -> Iterator[tuple[int, bytes]]:
-    """
-    Yield the offset and the number of each step in a text in small letters.
-    """
-    for found in _STEP_NUMBER.finditer(text):
-        yield found.start(), found[1] or found[2] or found[3]
-
-
-def _read_piece(path: str, offset: int) -> bytes:
-    with open_log(path) as file:
-        file.seek(offset)
-        return file.read(_PIECE_BYTES).lower()
-
-
 _MOST_LISTED = 100
-_HANDLED_BY_PROGRAM = re.compile(
-    # Except the messages of a watchdog, a crash, or a data loader worker.
-    r"\b(?:(?<!watchdog )caught(?! signal| .{1,80} in \w)|skipp(?:ed|ing)(?! iterations)"
-    r"|ignor(?:ed|ing)|recovered|retry(?:ing)?(?! count| limit|[ -]exceeded)|fall(?:ing)? ?back)\b",
-    re.IGNORECASE,
-)
-# At most this many groups are checked for recovery.
-_MOST_RECOVERIES = 50
-
-
-def _are_of_one_node(event_groups: Iterable[EventGroup]) -> bool:
-    """
-    Return whether all local ranks are those of one node.
-
-    The output of a launcher repeats what the files of its ranks hold.
-    """
-    seen: dict[NodeKey, set[tuple[GroupKey, int]]] = {}
-    outputs: set[str] = set()
-    for group in event_groups:
-        outputs.update(group.files)
-        for node, rank in group.local_ranks:
-            # What the launcher itself says is nowhere else.
-            is_own = group.rule.name in _LAUNCHER_RULES
-            key = "" if is_own else group.rule.name, group.key or group.shape
-            seen.setdefault(node, set()).add((key, rank))
-    # The node of an output is known by its path only.
-    copies = {x for x in seen if x[0] in outputs}
-    if len(seen) == 2 and len(copies) == 1:
-        copy = {x for x in seen.pop(copies.pop()) if x[0][0]}
-        return all(copy <= events for events in seen.values())
-    return len(seen) == 1
 
 
 def _begin_times(
@@ -811,53 +428,6 @@ def _begin_times(
             time = event_group.first.time or time
             times[event_group] = time
     return times
-
-
-def _find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
-    """
-    Return the groups that the job survived.
-    """
-    # A loss that is not finite stays so, whatever the job does afterwards,
-    # unless it shows that it does not.
-    lasting = [t for t in harmful if t.rule.cause.is_lasting]
-    passing = [t for t in harmful if not t.rule.cause.is_lasting]
-    known = read_recoveries(passing[:_MOST_RECOVERIES])
-    known |= {
-        t: Recovery.CERTAIN
-        for t in lasting[:_MOST_RECOVERIES]
-        if t.rule.cause is Cause.LOSS_NOT_FINITE and _is_finite_again(t)
-    }
-    # Other ranks may go on for a while after one has died.
-    all_recover = all(
-        x or _is_handled(t) for t, x in known.items() if t.rule.cause.ends_job
-    )
-    least = Recovery.PROGRESSING if all_recover else Recovery.CERTAIN
-    # A node that sees how a process goes, which the job survives.
-    known |= (
-        {
-            t: least
-            for t in passing[:_MOST_RECOVERIES]
-            if t not in known and t.rule.priority == _IS_CONSEQUENCE
-        }
-        if any(known.values()) and all_recover
-        else {}
-    )
-    return {
-        event_group
-        for event_group in harmful
-        if known.get(event_group, Recovery.NONE) >= least
-        or _is_handled(event_group)
-    }
-
-
-def _is_handled(event_group: EventGroup) -> bool:
-    """
-    Return whether the program itself logs that it handled the error.
-    """
-    lines = (event_group.first.text, event_group.last.text)
-    return not event_group.shape and all(
-        map(_HANDLED_BY_PROGRAM.search, lines)
-    )
 
 
 def _make_group(
