@@ -46,6 +46,13 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     ]
     kills = [f for f in _own_kills(scanned, evidence) if f.ranks]
     collectives = _collective_findings(evidence, scanned, kills)
+    # A job that hangs ends when its time is up.
+    is_out_of_time = any(_is_time_limit(f, evidence) for f in scanned)
+    hangs = [
+        f
+        for f in collectives
+        if is_out_of_time and _is_sure(f) and f.cause in _TIMEOUT_CAUSES
+    ]
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
@@ -59,6 +66,7 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             and f.ranks
             and (f.cause.is_mismatch or f.cause is Cause.NETWORK_MISCONFIGURED)
         ),
+        *hangs,
         # What an actor printed says more than that it died.
         *sorted(
             (f for f in scanned if is_first_cause(f, evidence)),
@@ -76,6 +84,11 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     stalls = (f for f in of_phase if f.cause in silent)
     ordered = [*_deduplicate([*first, *then, *stalls, *nodes])]
     return tuple(_mark_consequences(ordered, first, evidence))
+
+
+def _is_time_limit(finding: Finding, evidence: LogEvidence) -> bool:
+    group = _group_of(finding, evidence)
+    return group is not None and group.rule == "time limit of Slurm"
 
 
 def _own_kills(
@@ -291,10 +304,11 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
     Return whether a job works, or is done, and survived all its errors.
     """
     phase = evidence.phase
-    if phase is None or not (phase.current or phase.ended):
-        groups = [_group_of(finding, evidence) for finding in findings]
-        return all(group and group.is_survived for group in groups)
-    if phase.ended in {"failed", "killed"}:
+    groups = [_group_of(finding, evidence) for finding in findings]
+    has_survived = all(group and group.is_survived for group in groups)
+    if has_survived and (phase is None or _may_go_on(phase)):
+        return True
+    if phase is None or phase.ended in {"failed", "killed"}:
         return False
     is_done = phase.ended == "completed"
     complete = evidence.complete if is_done else frozenset()
@@ -310,13 +324,38 @@ def _goes_on(findings: Iterable[Finding], evidence: LogEvidence) -> bool:
         if complete and is_apart and not finding.cause.is_lasting:
             continue
         if group is None:
-            return False
+            if _is_sure(finding) or not _has_gone_on(finding, evidence):
+                return False
+            continue
         # Ranks lose each other while they end, one after the other.
         is_late = is_done and group.priority > _MIN_CONSEQUENCE_PRIORITY
         # A loss that is not a number stays so while the job goes on.
         if not (group.is_survived or (is_late and finding.cause.ends_job)):
             return False
     return True
+
+
+def _may_go_on(phase: PhaseReport) -> bool:
+    """
+    Return whether nothing but errors shows that a job ended.
+
+    A server prints the errors of its clients.
+    """
+    is_open = phase.current is None or phase.current.name == "ready"
+    return is_open and phase.ended != "killed"
+
+
+def _has_gone_on(finding: Finding, evidence: LogEvidence) -> bool:
+    """
+    Return whether the job survived all errors in the files that it quotes.
+    """
+    files = {e.source for e in finding.evidence}
+    groups = [
+        group
+        for group in evidence.groups.values()
+        if not files.isdisjoint(group.files)
+    ]
+    return bool(groups) and all(group.is_survived for group in groups)
 
 
 def _verdict_of_phase(

@@ -162,7 +162,7 @@ class EventGroup:
 
         begins: The files, each with the byte offset of its first event.
 
-        ranks: Global ranks.
+        ranks_in: Global ranks, by file.
 
         tasks: Numbers of tasks of Slurm, by file.
 
@@ -186,11 +186,18 @@ class EventGroup:
     is_more: bool = False
     files: dict[str, int] = attrs.field(factory=dict)
     begins: dict[str, int] = attrs.field(factory=dict)
-    ranks: set[int] = attrs.field(factory=set)
+    ranks_in: dict[str, set[int]] = attrs.field(factory=dict)
     tasks: dict[str, set[int]] = attrs.field(factory=dict)
     local_ranks: set[tuple[NodeKey, int]] = attrs.field(factory=set)
     origins: dict[Origin, None] = attrs.field(factory=dict)
     named: dict[tuple[str, str], None] = attrs.field(factory=dict)
+
+    @property
+    def ranks(self) -> set[int]:
+        """
+        Return the global ranks in all files.
+        """
+        return set().union(*self.ranks_in.values())
 
     @property
     def has_ranks(self) -> bool:
@@ -225,13 +232,14 @@ class EventGroup:
             self.origins[hit.origin] = None
 
     def _add_ranks(self, event: Event, hit: Hit, node: str) -> None:
+        ranks = self.ranks_in.setdefault(hit.source, set())
         if "ranks" in event.groups:
             numbers = _RANK_NUMBERS.findall(event.groups["ranks"])
             if self.rule.after:  # each report lists all ranks anew
-                self.ranks.clear()
-            self.ranks.update(map(int, numbers[:_MOST_TASKS]))
+                ranks.clear()
+            ranks.update(map(int, numbers[:_MOST_TASKS]))
         elif hit.rank is not None:
-            self.ranks.add(hit.rank)
+            ranks.add(hit.rank)
         elif hit.local_rank is not None:
             label = hit.origin.node if hit.origin else ""
             self.local_ranks.add(((node, label), hit.local_rank))
@@ -329,7 +337,7 @@ class EventGroups:
         for event_group in harmful:
             for path, tasks in event_group.tasks.items():
                 if not processes.is_of_launchers(path):
-                    event_group.ranks |= tasks
+                    event_group.ranks_in.setdefault(path, set()).update(tasks)
         times = _begin_times(harmful)
         paths = dict.fromkeys(path for t in harmful for path in t.files)
         files = {path: n for n, path in enumerate(paths)}

@@ -853,11 +853,15 @@ def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
     }
     if ranks or not 1 < len(paths) <= _MAX_HEADER_FILES:
         return ranks
-    if found := _ranks_from_headers(paths):
-        return found
-    by_name = _ranks_from_worker_names(paths)
-    # Workers that launch the ranks of a node are nodes.
-    return {} if any(map(_launches_ranks, by_name)) else by_name
+    heads = {path: _read_head(path) for path in paths}
+    named = {path: _header_ranks(head) for path, head in heads.items()}
+    if any(len(x) > 1 for x in named.values()) or any(
+        map(_NODE_LAUNCHER.search, heads.values())
+    ):
+        return {}  # they are of nodes
+    found = {path: x.pop() for path, x in named.items() if x}
+    is_unique = len(set(found.values())) == len(found) > 1
+    return found if is_unique else _ranks_from_worker_names(paths)
 
 
 def world_size_from_files(paths: Iterable[str]) -> int | None:
@@ -883,26 +887,10 @@ def world_size_from_files(paths: Iterable[str]) -> int | None:
     return size if size > 1 and has_no_gap and is_one_launch else None
 
 
-def _ranks_from_headers(paths: Iterable[str]) -> dict[str, int]:
-    """
-    Return ranks of files if each header names at most one rank, each once.
-    """
-    ranks = {}
-    for path in paths:
-        header_ranks = _header_ranks(path)
-        if len(header_ranks) > 1:
-            return {}
-        if header_ranks:
-            (ranks[path],) = header_ranks
-    is_unique = len(set(ranks.values())) == len(ranks) > 1
-    return ranks if is_unique else {}
-
-
-def _header_ranks(path: str) -> set[int]:
+def _header_ranks(head: str) -> set[int]:
     """
     Return the ranks that the header lines of a file name.
     """
-    head = _read_head(path)
     return {int(x) for rule in _RANK_HEADERS for x in rule.findall(head)} | {
         x.number
         for line in head.split("\n")
@@ -924,10 +912,6 @@ _NODE_LAUNCHER = late_pattern(
     r"num_local_procs=|torch[/.]distributed[/.](?:run|launcher)\b[.\w]*:"
     r"|nproc[-_]per[-_]node"
 )
-
-
-def _launches_ranks(path: str) -> bool:
-    return _NODE_LAUNCHER.search(_read_head(path)) is not None
 
 
 def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:

@@ -121,7 +121,7 @@ class ProcessRanks:
         named = [("host", x) for x in places]
         if pid is not None:
             named.append(("pid", str(pid)))
-            named.append(("pid", f"{pid} {log}"))
+            named += [("pid", f"{pid} {log}")] if log else []
             for place in places or [""]:
                 self.by_process.setdefault((place, pid), rank)
         if pci:

@@ -111,8 +111,8 @@ def _ranks_of_named(
     return found
 
 
-# As pdsh and clush write.
-_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}): ")
+# As pdsh and clush write, and NCCL.
+_HOST_LABEL = re.compile(r"([A-Za-z][\w.-]{1,80}):(?: |\d{1,10}:\d{1,10} \[)")
 
 
 def _global_ranks(
@@ -185,7 +185,8 @@ def _ranks_of_launcher(
     first = min(launchers, key=lambda x: x.first.offset, default=None)
     if first is None:
         return set()
-    ranks = first.ranks or propagated[first]
+    own = (first.ranks_in.get(path, ()) for path in worst.files)
+    ranks = set().union(*own) or first.ranks or propagated[first]
     same = [x for x in event_groups if x.rule is worst.rule]
     pids = {x for group in same for x in group.named if x[0] == "pid"}
     # Each of them failed once, so that none failed in the same way elsewhere.

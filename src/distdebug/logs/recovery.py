@@ -32,11 +32,13 @@ _LEAST_USUAL = 3
 # Buffered output of a process may follow its fatal error.
 _STDOUT_BUFFER = 1 << 13
 # The text is in small letters, which is faster than to ignore case.  A request
-# that a server answered is a step, too, by the port of its client.
+# that a server answered is a step, too, by the port of its client, and so is the
+# time of its statistics.
 _STEP_NUMBER = re.compile(
     rb"(?:step|iteration|iter|epoch|batch)[\"']?[ :=\[(]{1,12}"
     rb"(\d{1,9}(?:\.\d{1,6})?)|\b(\d{1,9})/\d{1,9} \[\d"
     rb"|:(\d{1,5}) - \"post /[^\"\n]{1,200}\" 200\b"
+    rb"|(\d\d:\d\d:\d\d)[^\n]{1,60}(?:decode batch|avg prompt throughput)"
 )
 _OF_NODE = re.compile(r"(?:raylet|gcs_server)[^/\\]{0,80}$")
 _FINITE_LOSS = re.compile(
@@ -142,12 +144,11 @@ def _recovery_after(
     is_done = end.completed > offset and len(steps) >= _SOME_STEPS
     if is_done or end.surely_completed > offset:
         return Recovery.CERTAIN
-    if len(steps) < _MANY_STEPS:
-        is_progressing = bool(steps) and _is_usual(path, event_group)
-    elif _end_texts("restarted").search(_read_piece(path, offset)):
+    has_many = len(steps) >= _MANY_STEPS
+    if has_many and _end_texts("restarted").search(_read_piece(path, offset)):
         return Recovery.CERTAIN
-    else:
-        is_progressing = end.size - offset > _STDOUT_BUFFER
+    is_later = has_many and end.size - offset > _STDOUT_BUFFER
+    is_progressing = is_later or (bool(steps) and _is_usual(path, event_group))
     return Recovery.PROGRESSING if is_progressing else Recovery.NONE
 
 
@@ -181,7 +182,7 @@ def _find_steps(text: bytes) -> Iterator[tuple[int, bytes]]:
     Yield the offset and the number of each step in a text in small letters.
     """
     for found in _STEP_NUMBER.finditer(text):
-        yield found.start(), found[1] or found[2] or found[3]
+        yield found.start(), next(filter(None, found.groups()))
 
 
 def _read_piece(path: str, offset: int) -> bytes:

@@ -8,10 +8,12 @@ before general ones; rules of harmless lines win over all.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from re import Pattern
 from typing import Any
@@ -182,6 +184,10 @@ class LogRule:
 
         remedy: What to do about it.
 
+        ratio: The rule matches only if the number in the group ``high`` of the
+            pattern is at least so many times that in ``low``; 0 for no such
+            groups.
+
         is_harmless: Whether such lines only look bad.
 
         is_of_node: Whether it is about the whole node that prints it.
@@ -209,6 +215,7 @@ class LogRule:
         default="likely", validator=one_of(Confidence)
     )
     remedy: str = ""
+    ratio: float = 0.0
     is_harmless: bool = False
     is_of_node: bool = False
     example: str = ""
@@ -233,6 +240,10 @@ class LogRule:
             raise ValueError(msg)
         if self.before and not self.before.groupindex.keys() & _BEFORE_GROUPS:
             msg = "before has no group called rank, pid, host, or pci"
+            raise ValueError(msg)
+        groups = self.pattern.groupindex if self.pattern else {}
+        if self.ratio and not {"low", "high"} <= groups.keys():
+            msg = "ratio is given, but the pattern has no groups low and high"
             raise ValueError(msg)
         if not 1 <= self.priority <= LEAST_PRIORITY:
             msg = f"priority is 1 to {LEAST_PRIORITY}"
@@ -284,6 +295,10 @@ class LogRule:
             return None
 
         groups = found.groupdict() if found else {}
+        if self.ratio and not (
+            _number(groups["high"]) >= self.ratio * _number(groups["low"])
+        ):
+            return None
         return {name: value for name, value in groups.items() if value}
 
     def _word_span(self, text: str) -> tuple[int, int]:
@@ -329,6 +344,15 @@ def read_rules(
     rule_lists = [*map(load_rules, paths), built_in_rules()]
     rules = [rule for rule_list in rule_lists for rule in rule_list]
     return tuple(sorted(rules, key=lambda rule: not rule.is_harmless))
+
+
+def _number(text: str | None) -> float:
+    """
+    Return a number; one that is none compares to nothing.
+    """
+    with suppress(ValueError):
+        return float(text or "nan")
+    return math.nan
 
 
 @cache

@@ -141,9 +141,20 @@ def find_error_cause(error: str, otherwise: Cause) -> Cause:
         if pattern.search(error):
             return cause
     rule = explain_error(error)
-    if rule is None or rule.is_harmless or not rule.cause.ends_process:
-        return otherwise
-    return otherwise if rule.cause is Cause.RANK_CRASHED else rule.cause
+    is_known = rule is not None and not rule.is_harmless
+    return (
+        rule.cause
+        if rule and is_known and _says_why(rule.cause)
+        else otherwise
+    )
+
+
+def _says_why(cause: Cause) -> bool:
+    """
+    Return whether a cause says why an exception was raised.
+    """
+    is_end = cause.ends_process and cause is not Cause.RANK_CRASHED
+    return is_end or cause is Cause.LOSS_NOT_FINITE
 
 
 def label_process(

@@ -112,6 +112,50 @@ CASES = {
         },
         (Cause.HEALTHY, None, ()),
     ),
+    "a server that was asked wrongly just now": (
+        {
+            "server.log": "".join(
+                f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/completions HTTP/1.1" '
+                "200 OK\n"
+                + (
+                    "Traceback (most recent call last):\n"
+                    '  File "/vllm/serving.py", line 5, in check\n'
+                    "ValueError: prompt too long\n"
+                    if n in {30, 60, 196}
+                    else ""
+                )
+                for n in range(200)
+            )
+        },
+        (Cause.HEALTHY, None, ()),
+    ),
+    "a hang that lasted until the time was up": (
+        {
+            "job.out": "torch.distributed.DistStoreError: Timed out after 901 "
+            "seconds waiting for clients. 3/4 clients joined.\n"
+            "slurmstepd: error: *** STEP 77201.0 ON n1 CANCELLED AT "
+            "2024-07-03T12:30:11 DUE TO TIME LIMIT ***\n"
+        },
+        (Cause.RENDEZVOUS_TIMEOUT, None, ()),
+    ),
+    "a job whose time was up": (
+        {
+            "job.out": "step 1 of 900\nslurmstepd: error: *** STEP 77201.0 ON n1 "
+            "CANCELLED AT 2024-07-03T12:30:11 DUE TO TIME LIMIT ***\n"
+        },
+        (Cause.KILLED, None, ()),
+    ),
+    "an exception that a disk explains": (
+        {
+            "driver.log": "ray.exceptions.RayTaskError(RuntimeError): "
+            "ray::Trainer.fit() (pid=2, ip=10.0.0.1, actor_id=0a, "
+            "repr=Trainer(rank=2))\n"
+            '  File "/job/a.py", line 7, in save\n'
+            "RuntimeError: [enforce fail at inline_container.cc:626] . unexpected "
+            "pos 1811939328 vs 1811939222\n"
+        },
+        (Cause.DISK_FULL, None, (2,)),
+    ),
     "retries that were used up": (
         {"run.log": "UCX ERROR Transport retry count exceeded on mlx5_0:1\n"},
         (Cause.NETWORK_FAILURE, None, ()),

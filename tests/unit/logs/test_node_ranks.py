@@ -139,6 +139,38 @@ CASES = {
         },
         (Cause.HOST_OUT_OF_MEMORY, (5,)),
     ),
+    "files of workers that are nodes": (
+        {
+            "worker-0.log": "".join(f"RANK={r}\n" for r in range(4)) + steps(),
+            "worker-1.log": "".join(f"RANK={r}\n" for r in range(4, 8))
+            + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+        },
+        (Cause.GPU_OUT_OF_MEMORY, ()),
+    ),
+    "a launcher that reports as many ranks as failed elsewhere": (
+        {
+            "n0.log": "".join(
+                f"  rank      : {r} (local_rank: {r % 4})\n"
+                f"  exitcode  : 1 (pid: 9{r})\n"
+                for r in (0, 2)
+            ),
+            "n1.log": traceback() * 2,
+        },
+        (Cause.NODE_MISCONFIGURED, ()),
+    ),
+    "a line of NCCL": (
+        {
+            "serve.log": "".join(
+                f"gpu-2{r // 4}:50{r}:90{r} [{r % 4}] NCCL INFO ncclCommInitRank "
+                f"comm 0x7f rank {r} nranks 8 cudaDev {r % 4} nvmlDev {r % 4} "
+                "busId 4e000 commId 0x5 - Init START\n"
+                for r in range(8)
+            )
+            + "gpu-21:505:905 [1] misc/shmutils.cc:113 NCCL WARN Error while creating "
+            "shared memory segment /dev/shm/nccl-70130 (size 9637888)\n",
+        },
+        (Cause.NODE_MISCONFIGURED, (4, 5, 6, 7)),
+    ),
     "a logger that prints both": (
         {
             "train.log": "[axolotl.config:103] [PID:3002] [RANK:6] setting x\n"
