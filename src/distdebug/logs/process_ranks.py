@@ -66,12 +66,13 @@ class NodeLog:
         Set the ranks, if it names its own node only.
 
         Args:
-            common_size: How many ranks other nodes have.
+            common_size: How many ranks each node has; 0 if they differ.
         """
         size = min(self.sizes, default=common_size)
-        starts = self.starts or {number * size for number in self.numbers}
-        if not self.ranks and len(starts) == 1:
-            start = starts.pop()
+        by_number = {number * common_size for number in self.numbers}
+        starts = self.starts or (by_number if common_size else set())
+        if not self.ranks and len(starts) == 1 and min(starts) >= 0:
+            start = min(starts)
             self.ranks = range(start, start + min(size, _MOST_ON_NODE))
 
 
