@@ -7,15 +7,11 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..causes import Cause
+from .events import EventGroup, GroupKey
 from .process_ranks import NO_PROCESSES, NodeKey, ProcessRanks
 from .rules import EXCEPTION
-
-
-if TYPE_CHECKING:
-    from .event_groups import EventGroup, GroupKey
 
 
 # Rules of launchers, which report who ended first, not why.

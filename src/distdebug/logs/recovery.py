@@ -11,16 +11,13 @@ from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..causes import Cause
 from .engine import is_packed
+from .events import EventGroup
 from .lines import open_log
 from .signatures import read_signatures, text_pattern
-
-
-if TYPE_CHECKING:
-    from .event_groups import EventGroup
 
 
 _PIECE_BYTES = 1 << 16

@@ -27,7 +27,8 @@ from .engine import (
     is_packed,
     read_parts,
 )
-from .event_groups import Event, EventGroups, make_finding
+from .event_groups import EventGroups, make_finding
+from .events import Event
 from .lines import LogLine, LogWalk, find_file_ranks, no_logs_error
 from .model import ScanReport, TraceGroup
 from .process_ranks import NO_PROCESSES, ProcessRanks
