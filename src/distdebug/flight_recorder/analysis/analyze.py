@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from ...causes import Cause
 from ...findings import (
@@ -194,7 +195,13 @@ def _wait_text(root: Root, where: str = "") -> str:
     return waiting_text(len(_waiting_ranks(root)), _waited_s(root), where)
 
 
-def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:
+_Records = list[tuple[int, int]]
+
+
+def _root_records(job: Job, root: Root) -> tuple[_Records, _Records]:
+    """
+    Return the records of calls that wait, and the last ones of the ranks.
+    """
     waiting = [call.first_record for call in root.calls[:4]]
     dumps = [job.dumps.by_rank.get(rank) for rank in root.ranks[:4]]
     last = [
@@ -202,7 +209,11 @@ def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:
         for dump in dumps
         if dump is not None and len(dump.entries)
     ]
-    job.read_stacks([*waiting, *last])
+    return waiting, last
+
+
+def _root_evidence(job: Job, root: Root) -> Iterable[Evidence]:
+    waiting, last = _root_records(job, root)
     for rank, row in waiting:
         yield record_evidence(job, rank, row)
     for rank, row in last:
@@ -396,7 +407,10 @@ def _collect_findings(
     blocking += find_pair_mismatches(job, calls)
     # A mismatch explains why its group is stuck.
     explained = {f.group for f in blocking}
-    waits = [explain_root(job, root) for root in find_roots(calls, job)]
+    roots = [*find_roots(calls, job)]
+    records = (_root_records(job, root) for root in roots)
+    job.read_stacks(chain(*chain.from_iterable(records)))
+    waits = [explain_root(job, root) for root in roots]
     waits = [f for f in waits if f.group not in explained]
     waits.sort(key=lambda f: _CAUSE_PRIORITY.index(f.cause))
     return [*blocking, *waits, *survived]
