@@ -250,6 +250,8 @@ class NodeEvidence:
         facts: The facts of each node.
 
         environs: The variables of the workers of each node.
+
+        processes: The ranks of processes, nodes, and GPUs; ``None`` if unknown.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -395,6 +397,7 @@ class LogEvidence:
     environs: Mapping[str, tuple[dict[str, str], ...]] = attrs.field(
         factory=dict
     )
+    processes: ProcessRanks | None = None
 
     @property
     def is_any(self) -> bool:
@@ -496,6 +499,7 @@ def read_logs(
         files=tuple(map(os.fspath, read)),
         facts=nodes.facts,
         environs=nodes.environs,
+        processes=processes,
     )
 
 

@@ -46,13 +46,10 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
     ]
     kills = [f for f in _own_kills(scanned, evidence) if f.ranks]
     collectives = _collective_findings(evidence, scanned, kills)
-    # A job that hangs ends when its time is up.
-    is_out_of_time = any(_is_time_limit(f, evidence) for f in scanned)
-    hangs = [
-        f
-        for f in collectives
-        if is_out_of_time and _is_sure(f) and f.cause in _TIMEOUT_CAUSES
-    ]
+    firsts = [f for f in scanned if is_first_cause(f, evidence)]
+    limits = [f for f in firsts if _is_time_limit(f, evidence)]
+    # What Slurm then does is told with signals, too.
+    after = limits + [f for f in firsts if limits and f.cause.is_kill]
     nodes = [f for f in evidence.nodes if not f.cause.is_fine]
     first = [
         *(f for f in evidence.raylets if _is_sure(f)),
@@ -66,13 +63,15 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
             and f.ranks
             and (f.cause.is_mismatch or f.cause is Cause.NETWORK_MISCONFIGURED)
         ),
-        *hangs,
         # What an actor printed says more than that it died.
         *sorted(
-            (f for f in scanned if is_first_cause(f, evidence)),
+            (f for f in firsts if f not in after),
             # No process dies of it.
             key=lambda f: f.cause is Cause.LOSS_NOT_FINITE,
         ),
+        # A job that hangs ends when its time is up.
+        *(_lasting_hangs(collectives, evidence) if limits else ()),
+        *after,
         *(*sure, *kills),
         *(f for f in collectives if not f.cause.is_consequence),
         *(f for f in nodes if _is_sure(f)),
@@ -89,6 +88,23 @@ def log_findings(evidence: LogEvidence) -> tuple[Finding, ...]:
 def _is_time_limit(finding: Finding, evidence: LogEvidence) -> bool:
     group = _group_of(finding, evidence)
     return group is not None and group.rule == "time limit of Slurm"
+
+
+def _lasting_hangs(
+    collectives: Iterable[Finding], evidence: LogEvidence
+) -> list[Finding]:
+    """
+    Return the calls that timed out, unless the job went on afterwards.
+    """
+    went_on = any(
+        group.is_survived and group.cause in _TIMEOUT_CAUSES
+        for group in evidence.groups.values()
+    )
+    return [
+        f
+        for f in collectives
+        if _is_sure(f) and f.cause in _TIMEOUT_CAUSES and not went_on
+    ]
 
 
 def _own_kills(

@@ -178,11 +178,21 @@ def _read_all(
     return DiagnosisInputs(
         paths=tuple(os.fspath(path) for path in paths),
         flight=flight,
-        stacks=tuple(given.stacks),
+        stacks=tuple(_with_rank(p, logs) for p in given.stacks),
         alive=frozenset(r for r in given.alive if r is not None),
         lost_stacks=tuple(_lost_stacks(given.lost_stacks, dumps, logs)),
         logs=logs,
     )
+
+
+def _with_rank(process: ProcessStacks, logs: LogEvidence) -> ProcessStacks:
+    """
+    Return a process with the rank that logs show, if it names none itself.
+    """
+    if process.rank is not None or logs.processes is None:
+        return process
+    rank = logs.processes.rank_of(process.pid, [process.host or ""])
+    return process if rank is None else attrs.evolve(process, rank=rank)
 
 
 def _lost_stacks(

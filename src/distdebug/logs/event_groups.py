@@ -193,7 +193,7 @@ class EventGroups:
         groups = []
         for event_group in harmful:
             ranks = event_group.ranks | propagated.get(event_group, set())
-            if is_one_node:
+            if is_one_node and not ranks:
                 ranks |= {rank for _, rank in event_group.local_ranks}
             group = _make_group(
                 event_group, ranks, is_survived=event_group in survived

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from itertools import chain, islice
@@ -33,6 +33,7 @@ NodeKey = tuple[str, str]
 
 # A node has fewer ranks.
 _MOST_ON_NODE = 1 << 10
+_MOST_RANKS = 1 << 20
 
 
 @attrs.define
@@ -49,6 +50,8 @@ class NodeLog:
 
         workers: The processes of the node whose end its launcher reports.
 
+        failures: How often one failed first: once for each attempt.
+
         least: At least so many processes there are.
 
         ranks: The ranks of the node, by local rank; empty if unknown.
@@ -58,31 +61,41 @@ class NodeLog:
     sizes: set[int] = attrs.field(factory=set)
     starts: set[int] = attrs.field(factory=set)
     workers: set[int] = attrs.field(factory=set)
+    failures: int = 0
     least: int = 0
     ranks: Sequence[int] = ()
 
-    def set_ranks(self, common_size: int) -> None:
+    def set_ranks(self, common_size: int, numbers: Collection[int]) -> None:
         """
         Set the ranks, if it names its own node only.
 
         Args:
             common_size: How many ranks each node has; 0 if they differ.
+
+            numbers: The ranks of nodes that a single log names.
         """
         size = min(self.sizes, default=common_size)
-        by_number = {number * common_size for number in self.numbers}
+        own = self.numbers if self.numbers.issubset(numbers) else set()
+        by_number = {number * common_size for number in own}
         starts = self.starts or (by_number if common_size else set())
         if not self.ranks and len(starts) == 1 and min(starts) >= 0:
             start = min(starts)
-            self.ranks = range(start, start + min(size, _MOST_ON_NODE))
+            if start < _MOST_RANKS:
+                self.ranks = range(start, start + min(size, _MOST_ON_NODE))
 
 
 def _set_node_ranks(logs: Mapping[NodeKey, NodeLog]) -> None:
     nodes = logs.values()
     sizes = {x for node in nodes for x in node.sizes}
-    least = max((max(len(x.workers), x.least) for x in nodes), default=0)
+    # Of several attempts, each has other processes.
+    least = max(
+        (max(len(x.workers) if x.failures < 2 else 0, x.least) for x in nodes),
+        default=0,
+    )
     common = least if not sizes else min(sizes) if len(sizes) == 1 else 0
+    named = Counter(x for node in nodes for x in node.numbers)
     for node in nodes:
-        node.set_ranks(common)
+        node.set_ranks(common, {x for x, count in named.items() if count == 1})
 
 
 class ProcessRanks:
@@ -188,8 +201,10 @@ class ProcessRanks:
         if label or (node and node.ranks):
             return node.ranks if node else ()
         hosts = [x for kind, x in self._ranks if kind == "host"]
-        own = [x for x in hosts if _is_named_after(path, x)]
-        return sorted(self._ranks_on(max(own, key=len))) if own else ()
+        own = _named_hosts(path, hosts)
+        longest = max(own, key=len, default="")
+        is_one = bool(own) and all(same_host(x, longest) for x in own)
+        return sorted(self._ranks_on(longest)) if is_one else ()
 
     def is_of_launchers(self, path: str) -> bool:
         """
@@ -202,10 +217,10 @@ class ProcessRanks:
 
     def is_all(self, ranks: AbstractSet[int]) -> bool:
         """
-        Return whether these are all ranks that are known.
+        Return whether these may be all ranks of the job.
         """
         on_nodes = (node.ranks for node in self._nodes.values())
-        known = chain(*self._ranks.values(), *on_nodes)
+        known = chain([0], *self._ranks.values(), *on_nodes)
         return all(rank in ranks for rank in known)
 
     def _ranks_on(self, host: str) -> set[int]:
@@ -219,7 +234,7 @@ class ProcessRanks:
                 (own if same_host(name, host) else others).update(ranks)
         if not own:
             for (path, _), node in self._nodes.items():
-                if _is_named_after(path, host):
+                if _named_hosts(path, [host]):
                     own.update(node.ranks)
         between = range(min(own, default=0), max(own, default=0))
         if len(between) < _MOST_ON_NODE and others.isdisjoint(between):
@@ -227,15 +242,30 @@ class ProcessRanks:
         return own
 
 
-def _is_named_after(path: str, host: str) -> bool:
+def _named_hosts(path: str, hosts: Iterable[str]) -> list[str]:
     """
-    Return whether a file, or its folder, is named after a host.
+    Return the hosts that a file, or its folder, is named after.
     """
+    name = "/".join(re.split(r"[/\\]", path)[-2:]).lower()
+    every = [*hosts]
+    return [x for x in every if _is_in_name(x.lower(), name)] or [
+        x for x in every if _is_in_name(_short_name(x), name)
+    ]
+
+
+def _short_name(host: str) -> str:
     is_address = host.replace(".", "").isdecimal()
-    short = host if is_address else host.partition(".")[0]
-    name = "/".join(re.split(r"[/\\]", path)[-2:])
-    pattern = rf"(?i)(?<![a-z0-9]){re.escape(short)}(?![a-z0-9])"
-    return len(short) > 2 and re.search(pattern, name) is not None
+    return host if is_address else host.partition(".")[0].lower()
+
+
+def _is_in_name(host: str, name: str) -> bool:
+    # Without a number it may be any word; most names need no pattern.
+    if host not in name or not any(map(str.isdigit, host)):
+        return False
+    # A dash or a dot may part it from words, and from numbers of its own.
+    own = r"\." if host.replace(".", "").isdecimal() else "[-.]"
+    pattern = rf"(?<![a-z0-9]){re.escape(host)}(?![a-z0-9]|{own}\d)"
+    return re.search(pattern, name) is not None
 
 
 NO_PROCESSES = ProcessRanks()
@@ -426,12 +456,15 @@ class ProcessReader(LogReader):
             node.sizes.add(size)
         if worker := groups.get("worker"):
             node.workers.add(int(worker))
+            node.failures += "local_rank" in groups
         if local_rank := groups.get("local_rank"):
             node.least = max(node.least, int(local_rank) + 1)
             if rank := groups.get("rank"):
                 node.starts.add(int(rank) - int(local_rank))
         if ranks := groups.get("node_ranks"):
-            node.ranks = _numbers(ranks)
+            # After a restart, it may have others.
+            node.starts.add(min(_numbers(ranks)))
+            node.sizes.add(len(_numbers(ranks)))
 
     def result(self, logs: CollectiveLogs) -> ProcessRanks:
         """
@@ -451,10 +484,7 @@ class ProcessReader(LogReader):
             for rank in ranks:
                 known.add(rank, hosts=[host])
         for fact in sorted(self._facts):
-            on_node = self._ranks_on.get(fact.host) or known.on_node(
-                *fact.node
-            )
-            found = _rank_of(fact, on_node)
+            found = int(fact.rank) if fact.rank else self._find(fact, known)
             pid = int(fact.pid) if fact.pid else None
             if fact.is_weak and known.rank_of(pid, [fact.host]) is not None:
                 continue
@@ -462,11 +492,13 @@ class ProcessReader(LogReader):
                 known.add(found, pid=pid, hosts=[fact.host], log=fact.node[0])
         return known
 
-
-def _rank_of(fact: _Fact, on_node: Sequence[int]) -> int | None:
-    if fact.rank:
-        return int(fact.rank)
-    return dict(enumerate(on_node)).get(int(fact.local_rank))
+    def _find(self, fact: _Fact, known: ProcessRanks) -> int | None:
+        """
+        Return the global rank of a local one, by the ranks of its node.
+        """
+        on_host = self._ranks_on.get(fact.host)
+        on_node = on_host or known.on_node(*fact.node)
+        return dict(enumerate(on_node)).get(int(fact.local_rank))
 
 
 def _text(number: int | None) -> str:

@@ -91,7 +91,7 @@ def _ranks_of_named(
             ranks_of.setdefault(name, set()).update(group.ranks)
     found = {}
     for group in event_groups:
-        if group.ranks:
+        if group.ranks and not group.local_ranks:
             continue
         known = (ranks_of[name] for name in group.named)
         if group.local_ranks:

@@ -38,11 +38,17 @@ _STEP_NUMBER = re.compile(
     rb"|(\d\d:\d\d:\d\d)[^\n]{1,60}(?:decode batch|avg prompt throughput)"
 )
 _OF_NODE = re.compile(r"(?:raylet|gcs_server)[^/\\]{0,80}$")
-_FINITE_LOSS = re.compile(
-    rb"(?:loss|norm)[\w/]{0,40}[\"']?\s{0,3}[:=|]\s{0,3}[\"']?-?\d"
+# The names of values that are not finite; the finite ones of such a name.
+_NOT_FINITE = re.compile(
+    r"([A-Za-z][\w/.-]{0,60})[\"']?\s{0,8}[:=|]{0,2}\s{0,8}[\"']?(?:tensor\(|[(\[])?[-+]?"
+    r"(?:nan|inf)\b",
+    re.IGNORECASE,
 )
-# So many finite values show that a loss recovered.
-_MANY_FINITE = 5
+_FINITE = r"[\"']?\s{0,8}[:=|]{0,2}\s{0,8}[\"']?(?:tensor\(|[(\[])?-?\d"
+# A loss that is not finite more often has not recovered.
+_MOST_PASSING = 3
+# So many good values show that a loss, or a GPU, recovered.
+_MANY_GOOD = 5
 _BLANK_START = re.compile(r"\.\{0,\d{1,4}\}")
 
 
@@ -132,9 +138,9 @@ def _recovery_after(
     path: str, event_group: EventGroup, end: _FileEnd
 ) -> Recovery:
     offset = event_group.files[path]
-    if event_group.rule.cause is Cause.IO_WAIT and _end_texts(
-        "restored"
-    ).search(_read_piece(path, offset)):
+    if event_group.rule.cause is Cause.IO_WAIT and _is_answered(
+        path, event_group
+    ):
         return Recovery.CERTAIN
     steps = {step for at, step in end.steps if at > offset}
     # A script may print that it completed after a failure, too.
@@ -144,21 +150,49 @@ def _recovery_after(
     has_many = len(steps) >= _MANY_STEPS
     if has_many and _end_texts("restarted").search(_read_piece(path, offset)):
         return Recovery.CERTAIN
+    is_usual = bool(steps) and _is_usual(path, event_group)
+    # Whatever ends the job later, it is not what it survived so often.
+    if is_usual and len(steps) >= _SOME_STEPS:
+        return Recovery.CERTAIN
     is_later = has_many and end.size - offset > _STDOUT_BUFFER
-    is_progressing = is_later or (bool(steps) and _is_usual(path, event_group))
-    return Recovery.PROGRESSING if is_progressing else Recovery.NONE
+    return Recovery.PROGRESSING if is_later or is_usual else Recovery.NONE
 
 
-def _is_finite_again(event_group: EventGroup) -> bool:
+def _has_passed(event_group: EventGroup) -> bool:
     """
-    Return whether finite values follow the last one that was not.
+    Return whether good values follow the last one that was not.
     """
-    pieces = []
+    rule, last = event_group.rule, event_group.last
+    good: Iterable[str] = ()
+    if rule.ratio:  # the same line, to which the rule does not apply
+        good = map(re.escape, rule.words)
+    elif event_group.count <= _MOST_PASSING:
+        names = {x.lower() for x in _NOT_FINITE.findall(last.text)}
+        good = (rf"(?<![\w/.-]){re.escape(x)}{_FINITE}" for x in names)
+    patterns = [re.compile(x.encode()) for x in good]
     with suppress(OSError, ValueError):
-        for path, offset in event_group.files.items():
-            piece = _read_piece(path, offset).partition(b"\n")[2]
-            pieces.append(len(_FINITE_LOSS.findall(piece)) >= _MANY_FINITE)
-    return len(pieces) == len(event_group.files) and all(pieces)
+        return bool(patterns) and all(
+            len(pattern.findall(_rest_of_file(path, offset))) >= _MANY_GOOD
+            for path, offset in event_group.files.items()
+            for pattern in patterns
+        )
+    return False
+
+
+def _rest_of_file(path: str, offset: int) -> bytes:
+    return _read_piece(path, offset).partition(b"\n")[2]
+
+
+_FILE_SERVER = re.compile(rb"nfs: server (\S{1,200}) (ok|not responding)")
+
+
+def _is_answered(path: str, event_group: EventGroup) -> bool:
+    """
+    Return whether all file servers that did not respond answered again.
+    """
+    piece = _read_piece(path, event_group.begins[path])
+    states = dict(_FILE_SERVER.findall(piece))
+    return bool(states) and {*states.values()} == {b"ok"}
 
 
 def _is_usual(path: str, event_group: EventGroup) -> bool:
@@ -212,7 +246,7 @@ def find_survived(harmful: Sequence[EventGroup]) -> set[EventGroup]:
     known |= {
         t: Recovery.CERTAIN
         for t in lasting[:_MOST_RECOVERIES]
-        if t.rule.cause is Cause.LOSS_NOT_FINITE and _is_finite_again(t)
+        if _has_passed(t)
     }
     # Other ranks may go on for a while after one has died.
     all_recover = all(

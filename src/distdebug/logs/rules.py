@@ -296,7 +296,7 @@ class LogRule:
 
         groups = found.groupdict() if found else {}
         if self.ratio and not (
-            _number(groups["high"]) >= self.ratio * _number(groups["low"])
+            _number(groups["high"]) >= self.ratio * _number(groups["low"]) > 0
         ):
             return None
         return {name: value for name, value in groups.items() if value}

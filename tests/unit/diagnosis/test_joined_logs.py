@@ -64,6 +64,20 @@ CASES = {
         },
         (Cause.RANK_NOT_ARRIVED, Cause.DATALOADER_WAIT, (2,)),
     ),
+    "a stack whose process is known to be another rank": (
+        {
+            "n0.log": timeouts(0, 1, 3),
+            "pyspy_701.txt": "Process 701: python -u train.py\n"
+            "Python v3.11.9 (/usr/bin/python3.11)\n\n"
+            'Thread 701 (idle): "MainThread"\n'
+            "    wait (threading.py:331)\n"
+            "    get (queue.py:180)\n"
+            "    _try_get_data (torch/utils/data/dataloader.py:1284)\n"
+            "    __next__ (torch/utils/data/dataloader.py:733)\n"
+            "    main (/job/train.py:40)\n",
+        },
+        (Cause.DATALOADER_WAIT, None, (1,)),
+    ),
     "a file system that hangs may keep the missing rank": (
         {"n0.log": timeouts(0, 1, 3), "dmesg.txt": HANGS},
         (Cause.RANK_NOT_ARRIVED, Cause.IO_WAIT, (2,)),
@@ -74,6 +88,45 @@ CASES = {
             "dmesg.txt": NFS + "nfs: server nfs01 OK\n",
         },
         (Cause.RANK_NOT_ARRIVED, None, (2,)),
+    ),
+    "one of two file servers that answered again": (
+        {"dmesg.txt": NFS + "nfs: server nfs02 OK\n"},
+        (Cause.IO_WAIT, None, ()),
+    ),
+    "an exception before the time was up": (
+        {
+            "job.out": timeouts(0, 2, 3)
+            + "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to "
+            "allocate 2 GiB\n"
+            "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2024-07-03T12:30:11 "
+            "DUE TO TIME LIMIT ***\n"
+        },
+        (Cause.GPU_OUT_OF_MEMORY, None, (1,)),
+    ),
+    "a server that ended after requests that were wrong": (
+        {
+            "server.log": "".join(
+                f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/completions HTTP/1.1" '
+                "200 OK\n"
+                + (
+                    "Traceback (most recent call last):\n"
+                    '  File "/vllm/serving.py", line 5, in check\n'
+                    "ValueError: prompt too long\n"
+                    if n in {3, 30, 60}
+                    else ""
+                )
+                for n in range(90)
+            )
+            + "server.service: Main process exited, code=exited, status=1/FAILURE\n"
+        },
+        (Cause.RANK_CRASHED, None, ()),
+    ),
+    "a straggler for a moment": (
+        {
+            "train.log": "MnEtpt/Rnk: 230.86TF/18 | MxEtpt/Rnk: 457.31TF/3\n"
+            + "MnEtpt/Rnk: 450.86TF/7 | MxEtpt/Rnk: 457.31TF/3\n" * 30
+        },
+        (Cause.HEALTHY, None, ()),
     ),
     "one gradient that overflowed": (
         {"run.log": losses(1.0, "nan", 1.5, 1.4, 1.3, 1.2, 1.1, 1.0)},

@@ -139,6 +139,81 @@ CASES = {
         },
         (Cause.HOST_OUT_OF_MEMORY, (5,)),
     ),
+    "a local rank of a node whose number is known": (
+        {
+            "n1.log": "NODE_RANK=1 nproc_per_node=8\n"
+            + traceback("[default3]:")
+        },
+        (Cause.NODE_MISCONFIGURED, (11,)),
+    ),
+    "the log of one node alone": (
+        {
+            "n1.log": "".join(
+                f"  rank      : {r} (local_rank: {r - 4})\n"
+                for r in range(4, 8)
+            )
+            + traceback() * 4
+        },
+        (Cause.NODE_MISCONFIGURED, (4, 5, 6, 7)),
+    ),
+    "a number that two logs name": (
+        {
+            "a.log": f"NODE_RANK=0 nproc_per_node=4\n{steps()}",
+            "b.log": "torchrun --nnodes 2 --node_rank=0 --nproc_per_node=4\n"
+            + UNUSABLE,
+        },
+        (Cause.NODE_MISCONFIGURED, ()),
+    ),
+    "a node that had other ranks before a restart": (
+        {
+            "n1.log": "  global_ranks=[4, 5, 6, 7]\n"
+            + traceback("[default1]:")
+            + "  global_ranks=[0, 1, 2, 3]\n"
+        },
+        (Cause.NODE_MISCONFIGURED, (1,)),
+    ),
+    "processes of two attempts": (
+        {
+            "n1.log": "NODE_RANK=1\n"
+            + "".join(
+                f"E0208 13:14:08.2 7 {AGENT} failed (exitcode: 1) local_rank: 3 "
+                f"(pid: {first + 3}) of binary: python\n{ends(first, count=3)}"
+                for first in (100, 200)
+            )
+            + traceback("[default3]:")
+        },
+        (Cause.NODE_MISCONFIGURED, (7,)),
+    ),
+    "hosts of one short name, and a file of one": (
+        {
+            "job.log": "".join(
+                f"rank={r} world_size=4 host=dgx1.{'ab'[r // 2]}.corp\n"
+                for r in range(4)
+            ),
+            "dmesg_dgx1.b.corp.txt": LINK_DOWN,
+        },
+        (Cause.NETWORK_FAILURE, (2, 3)),
+    ),
+    "a file that is named after two hosts": (
+        {
+            "job.log": "".join(
+                f"rank={r} world_size=6 host=10.0.0.{r // 2}\n"
+                for r in range(6)
+            ),
+            "dmesg-10.0.0.1-10.0.0.2.log": LINK_DOWN,
+        },
+        (Cause.NETWORK_FAILURE, ()),
+    ),
+    "a file of another host": (
+        {
+            "job.log": "".join(
+                f"rank={r} world_size=4 host=node{r // 2 or ''}\n"
+                for r in range(4)
+            ),
+            "dmesg_node-7.txt": LINK_DOWN,
+        },
+        (Cause.NETWORK_FAILURE, ()),
+    ),
     "files of workers that are nodes": (
         {
             "worker-0.log": "".join(f"RANK={r}\n" for r in range(4)) + steps(),

@@ -105,13 +105,23 @@ def test_not_survived(scan, name):
     assert not report.tracebacks[0].group.is_survived
 
 
-def test_nan(scan):
+@pytest.mark.parametrize(
+    ("line", "confidence"),
+    [
+        ("loss: nan\n", "possible"),
+        ("loss: nan\n" * 9, "likely"),
+        ("loss: nan, grad_norm: nan\n", "likely"),
+        ("policy_loss: nan\n", "likely"),
+        ("grad_norm: nan\n", "likely"),
+    ],
+)
+def test_nan(scan, line, confidence):
     """
-    A loss that is not a number does not heal by going on.
+    A value that is not a number heals if the same one is finite again.
     """
-    report = scan(steps(0, 9) + "loss: nan\n" + steps(9, 200))
+    report = scan(steps(0, 9) + line + steps(9, 200))
 
-    assert "likely" == report.findings[0].confidence
+    assert confidence == report.findings[0].confidence
 
 
 def test_all_files(scan):

@@ -289,11 +289,13 @@ def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
         One finding per kind of failure, the most specific first.
     """
     findings: list[Finding] = []
+    # Ranks of an attempt before may not have come back.
+    present = logs.present if logs.attempts == 1 else frozenset[int]()
     for kind, rule in _STORE_RULES.items():
         timeouts = [x for x in logs.stores if x.kind == kind]
         # A missing key may follow from any other failure.
         if timeouts and not (kind == "keys" and findings):
-            findings.append(_store_finding(kind, rule, timeouts, logs.present))
+            findings.append(_store_finding(kind, rule, timeouts, present))
     return findings
 
 
@@ -318,7 +320,8 @@ def _store_finding(
         if 0 < joined <= len(members):
             ranks = everyone - members
     elif kind == "clients" and joined == len(present & everyone):
-        ranks = everyone - present
+        # A few may have printed something and not joined.
+        ranks = everyone - present if 2 * joined > len(everyone) else set()
     elif kind == "unique_id":
         ranks = {0} if is_default else set()
         if any(lost_peer().search(x.reason) for x in timeouts):
