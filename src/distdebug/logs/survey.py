@@ -153,7 +153,7 @@ class _Readers:
         """
         collectives = self.collectives.result([*files])
         processes = self.processes.result(collectives)
-        present = frozenset(self.processes.present)
+        present = tuple(sorted(self.processes.present))
         collectives = attrs.evolve(collectives, present=present)
         timelines = self.phase.timelines
         return LogSurvey(

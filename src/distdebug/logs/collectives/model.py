@@ -500,7 +500,7 @@ class CollectiveLogs(Shown):
     notes: tuple[NcclNote, ...] = ()
     calls: tuple[NcclCall, ...] = ()
     world_size: int | None = None
-    present: frozenset[int] = frozenset()
+    present: tuple[int, ...] = ()
     attempts: int = 1
     quiet: float | None = None
     missing: tuple[Missing, ...] = ()

@@ -290,7 +290,7 @@ def explain_store_timeouts(logs: CollectiveLogs) -> list[Finding]:
     """
     findings: list[Finding] = []
     # Ranks of an attempt before may not have come back.
-    present = logs.present if logs.attempts == 1 else frozenset[int]()
+    present = set(logs.present if logs.attempts == 1 else ())
     for kind, rule in _STORE_RULES.items():
         timeouts = [x for x in logs.stores if x.kind == kind]
         # A missing key may follow from any other failure.
