@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -42,7 +43,8 @@ from .output import print_json, warn
         ),
         seconds(
             "--start",
-            "the first sign of progress may take so many seconds",
+            "the first sign of progress may take so many seconds from the start "
+            "of the processes",
             600.0,
         ),
         flag(
@@ -143,18 +145,15 @@ def watch(args: Namespace) -> int:
             stack.callback(state.close)
         handler = _handler(args, config, [*_integrated_hooks(args, states)])
         _warn_of_missing(args.pid or ())
+        patience = _Patience(args.floor, args.start)
         ending = watching.watch_processes(
             config,
             on_hang=handler,
-            tell=_teller(args.floor),
+            tell=patience.tell,
             pids=args.pid or (),
             patterns=args.pattern or (),
             sense=_observed_sense(args, states),
-            new_sensor=partial(
-                watching.ProgressSensor,
-                floor_s=args.floor,
-                start_s=args.start,
-            ),
+            new_sensor=patience.new_sensor,
             until_exit=args.until_exit or not args.wait_seconds,
             poll_s=watching.default_poll_s(args.floor),
         )
@@ -175,14 +174,21 @@ def _status(
 
     hangs = handler.hang_count
     is_blind = handler.failure_count and not hangs
-    if ending == "ended":
+    what = {
+        "ended": "the processes have ended",
+        "interrupted": "the watch was stopped",
+    }
+    if ending in what:
         times = "once" if hangs == 1 else f"{hangs} times"
         outcome = f"something was wrong {times}"
         if not hangs:
             outcome = "nothing was wrong"
+            if ending == "interrupted":
+                outcome = "it had seen nothing wrong yet; distdebug snapshot "
+                outcome += "looks at the job now"
         if is_blind:
             outcome = "they could not be inspected"
-        warn(f"the processes have ended: {outcome}")
+        warn(f"{what[ending]}: {outcome}")
     return 2 if is_blind else int(hangs > 0)
 
 
@@ -282,24 +288,49 @@ def _warn_of_missing(pids: Iterable[int]) -> None:
             warn(f"no such process: {pid}")
 
 
-def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
+class _Patience:
     """
-    Return a function that prints what is watched.
-    """
-    was_there = False
+    How long processes may make no progress, and what is told of it.
 
-    def tell(pids: tuple[int, ...]) -> None:
-        nonlocal was_there
+    What a job may take at its start counts from there, not from the watch.
+    """
+
+    def __init__(self, floor_s: float, start_s: float) -> None:
+        self._floor_s, self._start_s = floor_s, start_s
+        self._pids: tuple[int, ...] = ()
+        self._was_there = False
+
+    def tell(self, pids: tuple[int, ...]) -> None:
+        """
+        Print what is watched.
+        """
+        self._pids = pids
         if pids:
-            _tell_whom(pids, floor_s)
-        elif not was_there:
+            _tell_whom(pids, self._floor_s, self._left_s())
+        elif not self._was_there:
             warn("no process to watch yet")
-        was_there = was_there or bool(pids)
+        self._was_there = self._was_there or bool(pids)
 
-    return tell
+    def new_sensor(self) -> watching.ProgressSensor:
+        """
+        Make the sensor of one value.
+        """
+        return watching.ProgressSensor(
+            floor_s=self._floor_s, start_s=self._left_s()
+        )
+
+    def _left_s(self) -> float:
+        """
+        Return what is left of the time for the start of the newest process.
+        """
+        starts = (processes.first_start([pid]) for pid in self._pids)
+        known = [start for start in starts if start is not None]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        age_s = now - max(known) if known else 0.0
+        return max(0.0, self._start_s - max(0.0, age_s))
 
 
-def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
+def _tell_whom(pids: tuple[int, ...], floor_s: float, left_s: float) -> None:
 
     try:
         workers = processes.find_workers(include_children=False)
@@ -307,9 +338,14 @@ def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
         workers = ()
     known = [worker for worker in workers if worker.pid in pids]
     many = "process" if len(pids) == 1 else "processes"
+    at_first = (
+        f", until the first progress {left_s:.0f} s (--start)"
+        if left_s > floor_s
+        else ""
+    )
     warn(
         f"watching {len(pids):,} {many}: {_names(pids, known)}; "
-        f"no progress for {floor_s:g} s counts"
+        f"no progress for {floor_s:g} s counts{at_first}"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,9 +213,45 @@ class TestWhen:
         )
         sensor = watched.how["new_sensor"]()
         assert 90.0 == sensor.limit_s
-        assert {"floor_s": 20.0, "start_s": 90.0} == (
-            watched.how["new_sensor"].keywords
+        sensor.update(0.0, 1)
+        sensor.update(1.0, 2)
+        assert 20.0 == sensor.limit_s
+
+    @pytest.mark.parametrize("ages", [(0, 90), (50, 40), (80, 20), (500, 20)])
+    def test_late(self, watched, monkeypatch, capsys, ages):
+        """
+        The time for the start of a job counts from there, not from the watch.
+        """
+        (age_s, limit_s), watched.calls = ages, 0
+        main(["watch", "--floor", "20", "--start", "90"])
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monkeypatch.setattr(
+            "distdebug.processes.first_start", lambda _: now - age_s
         )
+
+        watched.how["tell"]((7,))
+
+        sensor = watched.how["new_sensor"]()
+        assert limit_s == pytest.approx(sensor.limit_s, abs=1)
+        assert (limit_s > 20) == ("(--start)" in capsys.readouterr().err)
+
+    @pytest.mark.parametrize(
+        ("hangs", "told"),
+        [
+            (0, "it had seen nothing wrong yet"),
+            (1, "something was wrong once"),
+        ],
+    )
+    def test_stopped(self, watched, capsys, hangs, told):
+        """
+        Whoever stops it is told what it has seen.
+        """
+        watched.calls = hangs
+        watched.ending = "interrupted"
+
+        assert hangs == main(["watch"])
+
+        assert f"the watch was stopped: {told}" in capsys.readouterr().err
 
     def test_whom(self, watched):
         """
