@@ -190,6 +190,9 @@ def _is_answered(path: str, event_group: EventGroup) -> bool:
     """
     Return whether all file servers that did not respond answered again.
     """
+    hits = event_group.first, event_group.last
+    if not all("nfs: server " in hit.text for hit in hits):
+        return False
     piece = _read_piece(path, event_group.begins[path])
     states = dict(_FILE_SERVER.findall(piece))
     return bool(states) and {*states.values()} == {b"ok"}

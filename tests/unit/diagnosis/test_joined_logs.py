@@ -89,6 +89,10 @@ CASES = {
         },
         (Cause.RANK_NOT_ARRIVED, None, (2,)),
     ),
+    "a file server that answered, and a process that hangs": (
+        {"dmesg.txt": NFS + "nfs: server nfs01 OK\n" + HANGS},
+        (Cause.IO_WAIT, None, ()),
+    ),
     "one of two file servers that answered again": (
         {"dmesg.txt": NFS + "nfs: server nfs02 OK\n"},
         (Cause.IO_WAIT, None, ()),
