@@ -301,6 +301,29 @@ CASES = {
         },
         (Cause.RENDEZVOUS_TIMEOUT, (4, 5)),
     ),
+    "a few who printed something before": (
+        {
+            "job.log": "[rank0]: hello\n[rank3]: hello\n"
+            "torch.distributed.DistStoreError: Timed out after 601 seconds "
+            "waiting for clients. 2/8 clients joined.\n"
+        },
+        (Cause.RENDEZVOUS_TIMEOUT, ()),
+    ),
+    "a number that no job has": (
+        {
+            "n1.log": "NODE_RANK=99999 nproc_per_node=9999\n"
+            + traceback("[default3]:")
+        },
+        (Cause.NODE_MISCONFIGURED, (3,)),
+    ),
+    "a number below zero": (
+        {
+            "n1.log": "  rank      : 1 (local_rank: 3)\n"
+            + ends(100)
+            + traceback("[default3]:")
+        },
+        (Cause.NODE_MISCONFIGURED, (3,)),
+    ),
     "each report of Horovod lists all": (
         {
             "run.log": "Stalled ops:\nallreduce.a [missing ranks: 1]\n"
