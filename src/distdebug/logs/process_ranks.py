@@ -31,6 +31,8 @@ RanksByProcess = Mapping[tuple[str, int], int]
 #: A log, and the node in it, where the lines of several nodes have labels.
 NodeKey = tuple[str, str]
 
+# The name of a file has fewer words.
+_MOST_WORDS = 32
 # A node has fewer ranks.
 _MOST_ON_NODE = 1 << 10
 _MOST_RANKS = 1 << 20
@@ -94,8 +96,9 @@ def _set_node_ranks(logs: Mapping[NodeKey, NodeLog]) -> None:
     )
     common = least if not sizes else min(sizes) if len(sizes) == 1 else 0
     named = Counter(x for node in nodes for x in node.numbers)
+    of_one_log = {number for number, count in named.items() if count == 1}
     for node in nodes:
-        node.set_ranks(common, {x for x, count in named.items() if count == 1})
+        node.set_ranks(common, of_one_log)
 
 
 class ProcessRanks:
@@ -107,7 +110,14 @@ class ProcessRanks:
         self, nodes: Mapping[NodeKey, NodeLog] = MappingProxyType({})
     ) -> None:
         self._nodes = nodes
+        self._launchers = {
+            path
+            for (path, label), node in nodes.items()
+            if label.isdecimal() or node.workers
+        }
         self._ranks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        # By whole and by short name.
+        self._hosts: defaultdict[str, set[str]] = defaultdict(set)
         #: The ranks of processes.
         self.by_process: dict[tuple[str, int], int] = {}
 
@@ -142,6 +152,9 @@ class ProcessRanks:
             named.append(("pci", _normalize("pci", pci)))
         for name in named:
             self._ranks[name].add(rank)
+        for place in places:
+            for host in (place.lower(), _short_name(place)):
+                self._hosts[host].add(place)
 
     def find(
         self, named: Iterable[tuple[str, str]], logs: Iterable[str] = ()
@@ -200,8 +213,7 @@ class ProcessRanks:
         node = self._nodes.get((path, label))
         if label or (node and node.ranks):
             return node.ranks if node else ()
-        hosts = [x for kind, x in self._ranks if kind == "host"]
-        own = _named_hosts(path, hosts)
+        own = _named_hosts(path, self._hosts)
         longest = max(own, key=len, default="")
         is_one = bool(own) and all(same_host(x, longest) for x in own)
         return sorted(self._ranks_on(longest)) if is_one else ()
@@ -210,10 +222,7 @@ class ProcessRanks:
         """
         Return whether a log is from launchers, one for each node.
         """
-        return any(
-            own == path and (label.isdecimal() or node.workers)
-            for (own, label), node in self._nodes.items()
-        )
+        return path in self._launchers
 
     def is_all(self, ranks: AbstractSet[int]) -> bool:
         """
@@ -232,9 +241,10 @@ class ProcessRanks:
         for (kind, name), ranks in self._ranks.items():
             if kind == "host":
                 (own if same_host(name, host) else others).update(ranks)
+        names = host.lower(), _short_name(host)
         if not own:
             for (path, _), node in self._nodes.items():
-                if _named_hosts(path, [host]):
+                if _named_hosts(path, {x: {host} for x in names}):
                     own.update(node.ranks)
         between = range(min(own, default=0), max(own, default=0))
         if len(between) < _MOST_ON_NODE and others.isdisjoint(between):
@@ -242,15 +252,26 @@ class ProcessRanks:
         return own
 
 
-def _named_hosts(path: str, hosts: Iterable[str]) -> list[str]:
+def _named_hosts(
+    path: str, hosts: Mapping[str, AbstractSet[str]]
+) -> AbstractSet[str]:
     """
     Return the hosts that a file, or its folder, is named after.
+
+    Args:
+        hosts: Hosts by their names, whole and short.
     """
     name = "/".join(re.split(r"[/\\]", path)[-2:]).lower()
-    every = [*hosts]
-    return [x for x in every if _is_in_name(x.lower(), name)] or [
-        x for x in every if _is_in_name(_short_name(x), name)
-    ]
+    words = [*islice(re.finditer(r"[a-z0-9]+", name), _MOST_WORDS)]
+    # There may be more hosts than parts of a name.
+    parts = {
+        name[first.start() : last.end()]
+        for n, first in enumerate(words)
+        for last in words[n:]
+    }
+    found = {x for x in parts if x in hosts and _is_in_name(x, name)}
+    whole = {x for x in found if x in map(str.lower, hosts[x])}
+    return set().union(*(hosts[x] for x in whole or found))
 
 
 def _short_name(host: str) -> str:
@@ -259,8 +280,8 @@ def _short_name(host: str) -> str:
 
 
 def _is_in_name(host: str, name: str) -> bool:
-    # Without a number it may be any word; most names need no pattern.
-    if host not in name or not any(map(str.isdigit, host)):
+    # Without a number it may be any word.
+    if not any(map(str.isdigit, host)):
         return False
     # A dash or a dot may part it from words, and from numbers of its own.
     own = r"\." if host.replace(".", "").isdecimal() else "[-.]"
@@ -362,6 +383,7 @@ class ProcessReader(LogReader):
         self._facts: dict[_Fact, None] = {}
         self._ranks_on: dict[str, list[int]] = {}
         self._nodes: dict[NodeKey, NodeLog] = {}
+        self._workers = 0
         #: The ranks that have printed something.
         self.present: set[int] = set()
 
@@ -413,8 +435,7 @@ class ProcessReader(LogReader):
                 return
 
     def _count(self) -> int:
-        workers = sum(len(node.workers) for node in self._nodes.values())
-        processes = len(self._facts) + len(self.present) + workers
+        processes = len(self._facts) + len(self.present) + self._workers
         return processes + len(self._nodes) + len(self._ranks_on)
 
     def _add(
@@ -455,6 +476,7 @@ class ProcessReader(LogReader):
         if size := int(groups.get("local_size", 0)):
             node.sizes.add(size)
         if worker := groups.get("worker"):
+            self._workers += int(worker) not in node.workers
             node.workers.add(int(worker))
             node.failures += "local_rank" in groups
         if local_rank := groups.get("local_rank"):

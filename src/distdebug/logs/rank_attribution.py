@@ -131,6 +131,13 @@ def _ranks_of_nodes(
     """
     Return all ranks of the nodes that print it, if it is about each of them.
     """
+    is_end = (
+        group.rule.cause.ends_process
+        or group.rule.cause is Cause.NODE_MISCONFIGURED
+    )
+    may_be_each = is_end and bool(group.shape)
+    if not (group.rule.is_of_node or may_be_each):
+        return set()
     labels = {x.node for x in group.origins} or {""}
     nodes = [(path, label) for path in group.files for label in labels]
     ranks = {x for node in nodes for x in processes.on_node(*node)}
@@ -141,11 +148,7 @@ def _ranks_of_nodes(
         for x in event_groups
         if x.rule is group.rule and x.files.keys() == group.files.keys()
     )
-    is_end = (
-        group.rule.cause.ends_process
-        or group.rule.cause is Cause.NODE_MISCONFIGURED
-    )
-    is_each = is_end and bool(group.shape) and count >= len(ranks)
+    is_each = may_be_each and count >= len(ranks)
     is_some = len(ranks) > 1 and not processes.is_all(ranks)
     return ranks if is_some and (group.rule.is_of_node or is_each) else set()
 
