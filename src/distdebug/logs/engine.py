@@ -37,6 +37,7 @@ from ..findings import Missing
 from ..identity import MPI_TAG, TASK_LABEL
 from .lines import (
     LONGEST_LINE,
+    NODE_LAUNCHER,
     PACKED_SUFFIXES,
     READ_ERRORS,
     LineBlock,
@@ -661,8 +662,7 @@ _LEAST_REPEATS = 2
 # the number of a task, or behind the name of the node (pdsh).
 _NODE_LAUNCHER = re.compile(
     rb"^(?: {0,6}\d{1,7}|([A-Za-z][\w.-]{1,80})): [^\n:]{0,60}[\d:,. ]{0,24}"
-    rb"[^\n:]{0,60}(?:torch[/.]distributed[/.](?:run|launcher|elastic)"
-    rb"[\w./]{0,60}:|\[launch\.py:)",
+    rb"[^\n:]{0,60}" + NODE_LAUNCHER.encode(),
     re.MULTILINE,
 )
 
@@ -688,7 +688,7 @@ def _find_label(data: bytes | memoryview) -> re.Pattern[str] | None:
     if len(_labels(_MPI_TAG, lines)) >= _LEAST_MPI_TAGS:
         return _MPI_TAG
 
-    hosts = dict.fromkeys(x for x in _NODE_LAUNCHER.findall(data))
+    hosts = dict.fromkeys(_NODE_LAUNCHER.findall(data))
     patterns: Sequence[re.Pattern[str]] = _SHORT_LABELS
     if names := "|".join(re.escape(x.decode()) for x in hosts if x):
         patterns = (re.compile(f"(?P<ip>{names}): "),)

@@ -856,7 +856,7 @@ def find_file_ranks(paths: Sequence[str]) -> dict[str, int]:
     heads = {path: _read_head(path) for path in paths}
     named = {path: _header_ranks(head) for path, head in heads.items()}
     if any(len(x) > 1 for x in named.values()) or any(
-        map(_NODE_LAUNCHER.search, heads.values())
+        map(_NODE_HEADER.search, heads.values())
     ):
         return {}  # they are of nodes
     found = {path: x.pop() for path, x in named.items() if x}
@@ -908,10 +908,13 @@ def _read_head(path: str) -> str:
         return ""
 
 
-_NODE_LAUNCHER = late_pattern(
-    r"num_local_procs=|torch[/.]distributed[/.](?:run|launcher)\b[.\w]*:"
-    r"|nproc[-_]per[-_]node"
+#: What the launcher of a node's ranks logs: torchrun's agent, not what its
+#: ``@record`` prints in a rank, and DeepSpeed's.
+NODE_LAUNCHER = (
+    r"(?:torch[/.]distributed[/.](?:run|launcher|elastic[/.](?:agent|rendezvous"
+    r"|multiprocessing[/.]api))\b[\w./]{0,60}:|\[launch\.py:)"
 )
+_NODE_HEADER = late_pattern(f"{NODE_LAUNCHER}|nproc[-_]per[-_]node")
 
 
 def _ranks_from_worker_names(paths: Iterable[str]) -> dict[str, int]:

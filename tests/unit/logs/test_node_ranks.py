@@ -51,6 +51,18 @@ def ends(first, label="", count=4):
     )
 
 
+def communicator(size, ranks, *, host="a0{}", state="COMPLETE"):
+    """
+    Ranks that set up their communicator, four on a node.
+    """
+    return "".join(
+        f"{host.format(r // 4)}:70{r}:80{r} [{r % 4}] NCCL INFO ncclCommInitRank "
+        f"comm 0x7f rank {r} nranks {size} cudaDev {r % 4} nvmlDev {r % 4} busId "
+        f"4e000 commId 0x5 - Init {state}\n"
+        for r in ranks
+    )
+
+
 def spawned(label, first, node):
     """
     What DeepSpeed's launcher prints on a node of four.
@@ -87,6 +99,16 @@ CASES = {
         },
         (Cause.KILLED, ()),
     ),
+    "labels of ranks in which torch's @record prints": (
+        {
+            "train.log": steps("2: ", 9)
+            + "3: [2024-01-09 10:00:00,1] torch/distributed/elastic/"
+            'multiprocessing/errors/error_handler.py:141] {"message": "x"}\n'
+            + "3: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
+            "2 GiB\n" + steps("3: ", 9)
+        },
+        (Cause.GPU_OUT_OF_MEMORY, (3,)),
+    ),
     "a task that is a rank names it": (
         {"train.log": steps() + "srun: error: gpu-c114: task 2: Killed\n"},
         (Cause.KILLED, (2,)),
@@ -100,25 +122,15 @@ CASES = {
     ),
     "a log of the kernel, by the name of its file": (
         {
-            "job.log": "".join(
-                f"a0{r // 4}:70{r}:80{r} [{r % 4}] NCCL INFO ncclCommInitRank "
-                f"comm 0x7f rank {r} nranks 8 cudaDev {r % 4} nvmlDev {r % 4} "
-                "busId 4e000 commId 0x5 - Init COMPLETE\n"
-                # The others printed nothing, but lie between these.
-                for r in (0, 3, 4, 7)
-            ),
+            # The others printed nothing, but lie between these.
+            "job.log": communicator(8, (0, 3, 4, 7)),
             "a01_dmesg.txt": LINK_DOWN,
         },
         (Cause.NETWORK_FAILURE, (4, 5, 6, 7)),
     ),
     "one rank of a node is not all of them": (
         {
-            "job.log": "".join(
-                f"a0{r // 4}:70{r}:80{r} [{r % 4}] NCCL INFO ncclCommInitRank "
-                f"comm 0x7f rank {r} nranks 8 cudaDev {r % 4} nvmlDev {r % 4} "
-                "busId 4e000 commId 0x5 - Init COMPLETE\n"
-                for r in (0, 4)
-            ),
+            "job.log": communicator(8, (0, 4)),
             "a01_dmesg.txt": LINK_DOWN,
         },
         (Cause.NETWORK_FAILURE, ()),
@@ -235,13 +247,10 @@ CASES = {
     ),
     "a line of NCCL": (
         {
-            "serve.log": "".join(
-                f"gpu-2{r // 4}:50{r}:90{r} [{r % 4}] NCCL INFO ncclCommInitRank "
-                f"comm 0x7f rank {r} nranks 8 cudaDev {r % 4} nvmlDev {r % 4} "
-                "busId 4e000 commId 0x5 - Init START\n"
-                for r in range(8)
+            "serve.log": communicator(
+                8, range(8), host="gpu-2{}", state="START"
             )
-            + "gpu-21:505:905 [1] misc/shmutils.cc:113 NCCL WARN Error while creating "
+            + "gpu-21:705:805 [1] misc/shmutils.cc:113 NCCL WARN Error while creating "
             "shared memory segment /dev/shm/nccl-70130 (size 9637888)\n",
         },
         (Cause.NODE_MISCONFIGURED, (4, 5, 6, 7)),
