@@ -72,7 +72,7 @@ def parse_task_numbers(text: str) -> set[int]:
     Parse task numbers of Slurm, such as ``"0-3,6"``.
 
     Returns:
-        The numbers, at most 20,000: they are global ranks.
+        The numbers, at most 20,000: those of ranks, or of nodes.
     """
     ranks: set[int] = set()
     for found in filter(None, map(_TASK_RANGE.fullmatch, text.split(","))):

@@ -42,6 +42,40 @@ def losses(*norms):
     )
 
 
+def waits_for_data(pid):
+    """
+    What py-spy shows of a process that waits for its data loader.
+    """
+    return (
+        f"Process {pid}: python -u train.py\n"
+        "Python v3.11.9 (/usr/bin/python3.11)\n\n"
+        f'Thread {pid} (idle): "MainThread"\n'
+        "    wait (threading.py:331)\n"
+        "    get (queue.py:180)\n"
+        "    _try_get_data (torch/utils/data/dataloader.py:1284)\n"
+        "    __next__ (torch/utils/data/dataloader.py:733)\n"
+        "    main (/job/train.py:40)\n"
+    )
+
+
+def answers(count, wrong, error="prompt too long"):
+    """
+    A server that answers, and raises at some requests.
+    """
+    lines = []
+    for n in range(count):
+        lines.append(
+            f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        )
+        if n in wrong:
+            lines.append(
+                "Traceback (most recent call last):\n"
+                '  File "/vllm/serving.py", line 5, in check\n'
+                f"ValueError: {error}\n"
+            )
+    return "".join(lines)
+
+
 CASES = {
     "files without a date are of the year of the others": (
         {
@@ -53,28 +87,14 @@ CASES = {
     "a stack without a rank is that of the one that is missing": (
         {
             "n0.log": timeouts(0, 1, 3),
-            "pyspy_31061.txt": "Process 31061: python -u train.py\n"
-            "Python v3.11.9 (/usr/bin/python3.11)\n\n"
-            'Thread 31061 (idle): "MainThread"\n'
-            "    wait (threading.py:331)\n"
-            "    get (queue.py:180)\n"
-            "    _try_get_data (torch/utils/data/dataloader.py:1284)\n"
-            "    __next__ (torch/utils/data/dataloader.py:733)\n"
-            "    main (/job/train.py:40)\n",
+            "pyspy_31061.txt": waits_for_data(31061),
         },
         (Cause.RANK_NOT_ARRIVED, Cause.DATALOADER_WAIT, (2,)),
     ),
     "a stack whose process is known to be another rank": (
         {
             "n0.log": timeouts(0, 1, 3),
-            "pyspy_701.txt": "Process 701: python -u train.py\n"
-            "Python v3.11.9 (/usr/bin/python3.11)\n\n"
-            'Thread 701 (idle): "MainThread"\n'
-            "    wait (threading.py:331)\n"
-            "    get (queue.py:180)\n"
-            "    _try_get_data (torch/utils/data/dataloader.py:1284)\n"
-            "    __next__ (torch/utils/data/dataloader.py:733)\n"
-            "    main (/job/train.py:40)\n",
+            "pyspy_701.txt": waits_for_data(701),
         },
         (Cause.DATALOADER_WAIT, None, (1,)),
     ),
@@ -109,18 +129,7 @@ CASES = {
     ),
     "a server that ended after requests that were wrong": (
         {
-            "server.log": "".join(
-                f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/completions HTTP/1.1" '
-                "200 OK\n"
-                + (
-                    "Traceback (most recent call last):\n"
-                    '  File "/vllm/serving.py", line 5, in check\n'
-                    "ValueError: prompt too long\n"
-                    if n in {3, 30, 60}
-                    else ""
-                )
-                for n in range(90)
-            )
+            "server.log": answers(90, {3, 30, 60})
             + "server.service: Main process exited, code=exited, status=1/FAILURE\n"
         },
         (Cause.RANK_CRASHED, None, ()),
@@ -154,36 +163,16 @@ CASES = {
     ),
     "a server that goes on after requests that were wrong": (
         {
-            "server.log": "".join(
-                f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/chat/completions HTTP/1.1" '
-                "200 OK\n"
-                + (
-                    "Traceback (most recent call last):\n"
-                    '  File "/vllm/serving.py", line 5, in check\n'
-                    "ValueError: This model's maximum context length is 16384\n"
-                    if n in {3, 7, 11}
-                    else ""
-                )
-                for n in range(200)
+            "server.log": answers(
+                200,
+                {3, 7, 11},
+                "This model's maximum context length is 16384",
             )
         },
         (Cause.HEALTHY, None, ()),
     ),
     "a server that was asked wrongly just now": (
-        {
-            "server.log": "".join(
-                f'INFO: 10.0.0.7:{4000 + n} - "POST /v1/completions HTTP/1.1" '
-                "200 OK\n"
-                + (
-                    "Traceback (most recent call last):\n"
-                    '  File "/vllm/serving.py", line 5, in check\n'
-                    "ValueError: prompt too long\n"
-                    if n in {30, 60, 196}
-                    else ""
-                )
-                for n in range(200)
-            )
-        },
+        {"server.log": answers(200, {30, 60, 196})},
         (Cause.HEALTHY, None, ()),
     ),
     "a hang that lasted until the time was up": (

@@ -58,7 +58,9 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
         return _explain_closed_connections(logs, by_kind["closed"])
     addresses = dict.fromkeys(x.peer for x in unreached if x.peer)
     peers = ", ".join(addresses)
-    is_loopback = bool(peers) and all("127." in x[:5] for x in addresses)
+    is_loopback = bool(peers) and all(
+        x.lstrip("[").startswith("127.") for x in addresses
+    )
     return [
         log_finding(
             Cause.NETWORK_MISCONFIGURED
